@@ -1,0 +1,62 @@
+# `make train` and `make test` start from a bare clone: they need make and a Python 3.11, 3.12 or 3.13 with venv.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Processes that pytest runs in; `make test WORKERS=0` runs in one, for a debugger.
+WORKERS ?= auto
+
+# A name on the path can be a shim that does not run, or a Python that cannot make environments: the first that can.
+CAN_USE := -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
+ifndef PYTHON
+PYTHON := $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python $(CAN_USE) 2>/dev/null && break; done; echo $$python)
+endif
+
+.PHONY: train test lint types wheel clean
+.DELETE_ON_ERROR:
+
+train: $(VENV)/.installed
+	$(BIN)/rollax train ppo_cartpole --seeds 8
+
+test: lint types
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m quick
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m learning
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Checkers do not follow the mapping of folders that an editable install is, so types are checked on the wheel, installed
+# in an environment that sees the dependencies of the main one (but not its editable install: nested .pth files are not
+# read).
+types: wheel
+	rm -rf build/types
+	$(BIN)/python -m venv --without-pip build/types
+	site=$$(build/types/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	$(BIN)/python -m pip install --quiet --no-deps --no-index --target "$$site" dist/*.whl && \
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/dependencies.pth"
+	$(BIN)/mypy --python-executable build/types/bin/python -p rollax
+
+# setuptools never empties build/, and would pack the modules that have since been deleted or moved.
+wheel: $(VENV)/.installed-test
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# Stamps, written last, so that an interrupted install is done again.
+$(VENV)/.created:
+	@$(PYTHON) $(CAN_USE) 2>/dev/null || { \
+	echo "Rollax needs Python 3.11, 3.12 or 3.13 with its venv module, and '$(PYTHON)' is not one: set PYTHON=..." >&2; \
+	exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	touch $@
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/.created
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/.created
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $(VENV)/.installed $@
