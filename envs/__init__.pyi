@@ -1,0 +1,11 @@
+from . import spaces as spaces
+from .base import Environment as Environment
+from .base import EpisodeMetrics as EpisodeMetrics
+from .base import TimeStep as TimeStep
+from .base import timestep as timestep
+from .catalogue import ENVIRONMENTS as ENVIRONMENTS
+from .registry import make as make
+from .wrappers import AutoReset as AutoReset
+from .wrappers import EpisodeStatistics as EpisodeStatistics
+from .wrappers import Vectorise as Vectorise
+from .wrappers import Wrapper as Wrapper

@@ -1,0 +1,1 @@
+"""Adapters to environment suites, each imported when one of its environments is made."""

@@ -1,0 +1,51 @@
+"""`make`: from an id, an import path or an object to an environment."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from rollax.envs.base import Environment
+from rollax.envs.catalogue import ENVIRONMENTS
+from rollax.errors import InputError, nearest
+from rollax.importing import import_object, is_import_path
+
+_REQUIRED = ("reset", "step", "observation_space", "action_space", "default_params")
+
+
+def make(env: str | Environment, /, **kwargs: Any) -> Environment:
+    """Builds an environment.
+
+    Args:
+        env: An id of `rollax list envs`; `package.module:NAME` or `file.py:NAME`, where NAME is an environment, its
+            class or a function that returns one; or an environment object, which is returned as it is.
+        **kwargs: For an id of a suite, those that name a field of the environment's params override it and the others
+            go to its constructor; for a class or a function, its arguments.
+
+    Raises:
+        InputError: The id is unknown, a keyword does not fit, or the object lacks a part of the protocol.
+    """
+    if not isinstance(env, str):
+        return _checked(env, kwargs, f"env.id = {env!r}")
+    if env in ENVIRONMENTS:
+        from rollax.envs.adapters import gymnax  # a suite is imported when one of its environments is made
+
+        return gymnax.make(env, **kwargs)
+    if is_import_path(env):
+        return _checked(import_object(env, "env.id"), kwargs, f"env.id = {env!r}")
+    raise InputError(f"env.id = {env!r} is no known environment: {nearest(env, ENVIRONMENTS)}")
+
+
+def _checked(env: Any, kwargs: dict[str, Any], field: str) -> Environment:
+    if inspect.isclass(env) or inspect.isfunction(env):
+        try:
+            inspect.signature(env).bind(**kwargs)
+        except TypeError as error:
+            raise InputError(f"{field} cannot be called with the arguments {kwargs}: {error}.") from error
+        env = env(**kwargs)
+    elif kwargs:
+        raise InputError(f"{field} is built already, so the arguments {sorted(kwargs)} have no use: remove them.")
+    missing = [name for name in _REQUIRED if not hasattr(env, name)]
+    if missing:
+        raise InputError(f"{field} is no environment: it lacks {', '.join(missing)} (see rollax.envs.Environment).")
+    return env

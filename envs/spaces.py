@@ -1,0 +1,151 @@
+"""Spaces: the shape, dtype and bounds of one action or observation, as concrete host-side values.
+
+An observation space is any PyTree whose leaves are spaces (a dict of boxes, say); an action space is one space.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """The integers `0, ..., n - 1`: arrays of shape `()`."""
+
+    n: int
+    dtype: np.dtype = np.dtype(np.int32)
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise InputError(f"Discrete.n = {self.n} must be at least 1.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draws one element uniformly."""
+        return jax.random.randint(key, (), 0, self.n, self.dtype)
+
+    def contains(self, x: Any) -> jax.Array:
+        """Returns whether `x` is an element, as a bool array of shape `()`."""
+        x = jnp.asarray(x)
+        return jnp.asarray(x.shape == ()) & jnp.all((x >= 0) & (x < self.n))
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """Vectors of integers whose entry `i` lies in `0, ..., nvec[i] - 1`: arrays of shape `(len(nvec),)`."""
+
+    nvec: tuple[int, ...]
+    dtype: np.dtype = np.dtype(np.int32)
+
+    def __post_init__(self) -> None:
+        if not self.nvec or min(self.nvec) < 1:
+            raise InputError(f"MultiDiscrete.nvec = {self.nvec} must hold at least one number, each at least 1.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draws one element uniformly."""
+        return jax.random.randint(key, self.shape, 0, jnp.asarray(self.nvec), self.dtype)
+
+    def contains(self, x: Any) -> jax.Array:
+        """Returns whether `x` is an element, as a bool array of shape `()`."""
+        x = jnp.asarray(x)
+        if x.shape != self.shape:
+            return jnp.asarray(False)
+        return jnp.all((x >= 0) & (x < jnp.asarray(self.nvec)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Box:
+    """Arrays of one shape with a lower and an upper bound for each entry; bounds may be infinite."""
+
+    low: np.ndarray  # [*shape]
+    high: np.ndarray  # [*shape]
+    dtype: np.dtype
+
+    def __init__(self, low: Any, high: Any, shape: Sequence[int] | None = None, dtype: Any = np.float32) -> None:
+        """Broadcasts the bounds to `shape`.
+
+        Args:
+            low: The lower bounds, a number or an array.
+            high: The upper bounds, a number or an array.
+            shape: The shape of one element; that of the bounds when it is None.
+            dtype: The dtype of one element.
+
+        Raises:
+            InputError: A lower bound is above its upper bound.
+        """
+        shape = np.broadcast_shapes(np.shape(low), np.shape(high)) if shape is None else tuple(shape)
+        low, high = (np.array(np.broadcast_to(np.asarray(bound, np.float64), shape)) for bound in (low, high))
+        if not np.all(low <= high):
+            raise InputError(f"Box.low = {low} must not be above Box.high = {high}.")
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+        object.__setattr__(self, "dtype", np.dtype(dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.low.shape
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draws one element: uniformly where both bounds are finite, elsewhere from a clipped unit normal."""
+        key_uniform, key_normal = jax.random.split(key)
+        finite = np.isfinite(self.low) & np.isfinite(self.high)
+        low = jnp.asarray(np.where(finite, self.low, 0.0), jnp.float32)
+        high = jnp.asarray(np.where(finite, self.high, 1.0), jnp.float32)
+        uniform = jax.random.uniform(key_uniform, self.shape, jnp.float32, low, high)
+        normal = jnp.clip(
+            jax.random.normal(key_normal, self.shape),
+            jnp.asarray(self.low, jnp.float32),
+            jnp.asarray(self.high, jnp.float32),
+        )
+        return jnp.where(finite, uniform, normal).astype(self.dtype)
+
+    def contains(self, x: Any) -> jax.Array:
+        """Returns whether `x` is an element, as a bool array of shape `()`."""
+        x = jnp.asarray(x)
+        if x.shape != self.shape:
+            return jnp.asarray(False)
+        return jnp.all((x >= jnp.asarray(self.low, x.dtype)) & (x <= jnp.asarray(self.high, x.dtype)))
+
+
+Space = Discrete | MultiDiscrete | Box
+
+
+def size(space: Space) -> int:
+    """Returns how many numbers one element of `space` has."""
+    return math.prod(space.shape)
+
+
+def leaves(space: Any) -> list[Space]:
+    """Returns the spaces at the leaves of a PyTree of spaces.
+
+    Raises:
+        InputError: A leaf is no space.
+    """
+    found = jax.tree.leaves(space)
+    for leaf in found:
+        if not isinstance(leaf, Space):
+            raise InputError(
+                f"observation space has a leaf of type {type(leaf).__name__}: use Discrete, MultiDiscrete or Box."
+            )
+    return found
+
+
+def zeros(space: Any) -> Any:
+    """Returns the all-zero element of a PyTree of spaces: an example of its shapes and dtypes."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), space)
