@@ -1,0 +1,10 @@
+from . import networks as networks
+from . import ppo as ppo
+from . import returns as returns
+from .base import Agent as Agent
+from .base import Decision as Decision
+from .base import Rollout as Rollout
+from .base import Update as Update
+from .base import hyperparameters_of as hyperparameters_of
+from .registry import AGENTS as AGENTS
+from .registry import resolve as resolve

@@ -1,0 +1,52 @@
+"""Optimisers and schedules shared by the agents.
+
+A schedule is a function of progress in [0, 1] that scales a number; the optimiser is a chain of optax's `scale_by_*`
+without a learning rate, which the update multiplies in: the rate is then a traced number like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rollax.errors import InputError, nearest
+
+SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "constant": jnp.ones_like,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
+}
+
+
+def schedule(name: str, field: str) -> Callable[[jax.Array], jax.Array]:
+    """Returns the schedule called `name`, a function from progress in [0, 1] to a factor.
+
+    Raises:
+        InputError: There is none; the sentence names `field`.
+    """
+    if name not in SCHEDULES:
+        raise InputError(f"{field} = {name!r} is no known schedule: {nearest(name, SCHEDULES)}")
+    return SCHEDULES[name]
+
+
+def progress(updates: jax.Array, horizon: jax.Array) -> jax.Array:
+    """Returns the share of `horizon` updates that `updates` is, clipped to [0, 1]; 0 where the horizon is 0."""
+    return jnp.where(horizon > 0, jnp.clip(updates / jnp.maximum(horizon, 1.0), 0.0, 1.0), 0.0)
+
+
+def clipped_adam(max_grad_norm: jax.Array | float, epsilon: jax.Array | float) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba 2015) on gradients clipped by their global norm; both numbers may be traced."""
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon))
+
+
+def descend(
+    optimiser: optax.GradientTransformation, gradients: Any, opt_state: Any, params: Any, learning_rate: jax.Array
+) -> tuple[Any, Any]:
+    """Takes one step against `gradients` and returns `(params, opt_state)`."""
+    directions, opt_state = optimiser.update(gradients, opt_state, params)
+    steps = jax.tree.map(lambda direction: -learning_rate * direction, directions)
+    return optax.apply_updates(params, steps), opt_state
