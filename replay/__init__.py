@@ -1,0 +1,5 @@
+"""Replay buffers: pure functions on an explicit state of rows and positions."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
