@@ -1,0 +1,225 @@
+"""The `rollax` command line. Only the commands that compute import JAX."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rollax
+from rollax.errors import InputError
+from rollax.experiments import config as configs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status.
+
+    The status is 0 on success, 2 for a value that cannot work, 1 where the operating system refuses (a full disk), and
+    130 after an interrupt; each but 0 comes with a sentence on standard error.
+
+    Args:
+        argv: The arguments after the program's name; those of this process when `None`.
+
+    Raises:
+        SystemExit: As argparse does, after `--help` and `--version` (0) and for arguments that it cannot read (2).
+    """
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], None] = arguments.command
+    try:
+        command(arguments)
+    except InputError as error:
+        print(f"rollax: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"rollax: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("rollax: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rollax", description="Reinforcement-learning agents in JAX.")
+    parser.add_argument("--version", action="version", version=f"rollax {rollax.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train an agent and write a run folder", allow_abbrev=False)
+    train.add_argument("config", metavar="CONFIG", help="a name of `rollax list configs`, or a TOML file")
+    train.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds trained in one job (default 1)")
+    train.add_argument("--seed", type=int, metavar="K", help="the root seed, train.seed of the config")
+    train.add_argument("--out", type=Path, metavar="DIR", help="the run folder (default runs/CONFIG-DATE-TIME)")
+    train.add_argument("--overwrite", action="store_true", help="replace a run that is in the folder already")
+    train.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override values of the config, as in agent.learning_rate=1e-3",
+    )
+    train.add_argument(
+        "--agent",
+        metavar="FILE:make",
+        help="train this agent, from the defaults of its Config and not the [agent] table of another one's config",
+    )
+    train.add_argument("--quiet", action="store_true", help="show no progress bar")
+    train.set_defaults(command=_train)
+
+    evaluate = commands.add_parser("eval", help="evaluate the final policies of a run", allow_abbrev=False)
+    evaluate.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    evaluate.add_argument("--episodes", type=int, metavar="N", help="episodes per seed (default: the config's)")
+    evaluate.add_argument("--seed", type=int, default=0, metavar="K", help="chooses the episodes (default 0)")
+    evaluate.set_defaults(command=_eval)
+
+    plot = commands.add_parser("plot", help="draw curves.png of a run again", allow_abbrev=False)
+    plot.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    plot.set_defaults(command=_plot)
+
+    listing = commands.add_parser("list", help="list agents, environments and configs", allow_abbrev=False)
+    listing.add_argument("kind", nargs="?", choices=tuple(_LISTINGS), help="list only these, one a line")
+    listing.set_defaults(command=_list)
+
+    bench = commands.add_parser("bench", help="measure speed on this machine", allow_abbrev=False)
+    bench.add_argument("benchmark", choices=("ppo",), help="what to measure")
+    bench.add_argument("--seeds", type=int, metavar="N", help="seeds trained in one job (default: 1, and then 8)")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to a file as well")
+    bench.set_defaults(command=_bench)
+    return parser
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    _start_jax(arguments.seeds)
+    overrides = list(arguments.set)
+    if arguments.seed is not None:
+        overrides.append(f"train.seed={arguments.seed}")
+    config = configs.load(arguments.config, overrides, arguments.agent)
+    out = arguments.out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    from rollax.experiments import runner
+
+    result = runner.run(
+        config, seeds=arguments.seeds, out=out, overwrite=arguments.overwrite, progress=not arguments.quiet
+    )
+    summary = result.summary
+    print(
+        f"{config.name}: {_score(summary, summary['seeds'])} after {summary['env_steps']:,} steps of each seed, "
+        f"{summary['steps_per_second']:,.0f} steps per second"
+    )
+    if summary["failed_seeds"]:
+        print(f"failed, their learners met NaN: seeds {', '.join(map(str, summary['failed_seeds']))}")
+    print(f"curves: {out / 'curves.png'}")
+
+
+def _eval(arguments: argparse.Namespace) -> None:
+    if not 0 <= arguments.seed < 2**31:
+        raise InputError(f"--seed = {arguments.seed} is no seed: give a whole number from 0 to 2147483647.")
+    _start_jax(1)
+    from rollax.experiments import runner
+
+    scores = runner.evaluate_run(arguments.run, episodes=arguments.episodes, seed=arguments.seed)
+    _print_table(scores["seeds"], ("seed", "return_mean", "return_std", "length_mean", "finished", "unfinished"))
+    print(_score(scores, len(scores["seeds"])))
+
+
+def _plot(arguments: argparse.Namespace) -> None:
+    from rollax.experiments import plots
+
+    print(plots.plot_run(arguments.run))
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    if arguments.kind is not None:
+        print("\n".join(_LISTINGS[arguments.kind]()))
+        return
+    for heading, lines in _LISTINGS.items():
+        print("\n  ".join([f"{heading}:", *lines()]))
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    if arguments.json is not None:
+        _check_writable(arguments.json)
+    seeds = (1, 8) if arguments.seeds is None else (arguments.seeds,)
+    _start_jax(max(seeds))
+    from rollax.experiments import bench
+
+    rows = bench.run_ppo(seeds)
+    _print_table(rows, tuple(rows[0]))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_writable(path: Path) -> None:
+    """Opens a file for writing, so that it shows before minutes of measuring that it cannot be written."""
+    try:
+        with path.open("a"):
+            pass
+    except (OSError, ValueError) as error:
+        raise InputError(f"--json = {str(path)!r} cannot be written ({error}): name another file.") from error
+
+
+def _start_jax(seeds: int) -> None:
+    """Sets what has to be set before JAX starts its devices; in a process where they run already, those are used.
+
+    Each CPU core becomes a device, no more of them than there are seeds, so that seeds spread over the cores. Compiled
+    programs are kept in a cache folder of the user. What the user has set in the environment stays.
+
+    Args:
+        seeds: Seeds of the job.
+    """
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        with contextlib.suppress(RuntimeError):  # a container's user may have no home
+            caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            jax.config.update("jax_compilation_cache_dir", str(caches / "rollax" / "jax"))
+    if "JAX_NUM_CPU_DEVICES" in os.environ or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", max(1, min(cores, seeds)))
+
+
+def _agents() -> list[str]:
+    from rollax.agents.registry import AGENTS
+
+    width = max(map(len, AGENTS))
+    return [f"{name:{width}}  {description}" for name, description in AGENTS.items()]
+
+
+def _environments() -> list[str]:
+    from rollax.envs.catalogue import ENVIRONMENTS
+
+    return list(ENVIRONMENTS)
+
+
+_LISTINGS: Mapping[str, Callable[[], list[str]]] = {
+    "agents": _agents,
+    "envs": _environments,
+    "configs": configs.shipped,
+}
+
+
+def _score(scores: Mapping[str, Any], seeds: int) -> str:
+    """Returns what all seeds together scored, as one phrase."""
+    text = f"greedy return {scores['iqm']:,.2f}"
+    if seeds > 1:
+        low, high = scores["interval"]
+        text = f"greedy return IQM {scores['iqm']:,.2f} [{low:,.2f}, {high:,.2f}] over {seeds} seeds"
+    return f"{text} ({scores['unfinished']} episodes unfinished)" if scores["unfinished"] else text
+
+
+def _print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else str(value)

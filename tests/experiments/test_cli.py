@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rollax
+from rollax.agents.registry import AGENTS
+from rollax.envs.catalogue import ENVIRONMENTS
+from rollax.errors import InputError
+from rollax.experiments import bench, cli, plots, runner
+from rollax.experiments.config import ExperimentConfig, shipped
+
+SCORES: dict[str, Any] = {"iqm": 495.25, "interval": [480.0, 500.0], "unfinished": 0}
+SUMMARY: dict[str, Any] = {
+    **SCORES,
+    "seeds": 8,
+    "env_steps": 501_760,
+    "steps_per_second": 1_234_567.8,
+    "failed_seeds": [],
+}
+
+
+@pytest.fixture(autouse=True)
+def _devices_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands set the number of devices unless the user has, and these run inside the tests' own process."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments that `runner.run` was called with; it trains nothing."""
+    calls: list[dict[str, Any]] = []
+
+    def run(config: ExperimentConfig, **keywords: Any) -> Any:
+        calls.append({"config": config, **keywords})
+        return SimpleNamespace(summary=dict(SUMMARY), folder=keywords["out"])
+
+    monkeypatch.setattr(runner, "run", run)
+    return calls
+
+
+def failing(error: BaseException) -> Any:
+    def raise_it(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return raise_it
+
+
+def test_train(runs: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "train ppo_cartpole --seeds 8 --seed 3 --out here --overwrite --set agent.discount=0.5 env.x=1"
+    assert cli.main([*arguments.split(), "--set", "train.num_envs=8", "--quiet"]) == 0
+    (call,) = runs
+    config = call.pop("config")
+    assert call == {"seeds": 8, "out": Path("here"), "overwrite": True, "progress": False}
+    assert (config.train.seed, config.train.num_envs, config.agent.discount) == (3, 8, 0.5)
+    assert config.env.kwargs == {"x": 1}
+    score, curves = capsys.readouterr().out.splitlines()
+    assert score == (
+        "ppo_cartpole: greedy return IQM 495.25 [480.00, 500.00] over 8 seeds after 501,760 steps of each seed, "
+        "1,234,568 steps per second"
+    )
+    assert curves == "curves: here/curves.png"
+
+
+def test_train_defaults(runs: list[dict[str, Any]]) -> None:
+    assert cli.main(["train", "ppo_acrobot"]) == 0
+    (call,) = runs
+    assert re.fullmatch(r"runs/ppo_acrobot-\d{8}-\d{6}", str(call["out"]))
+    assert (call["seeds"], call["overwrite"], call["progress"]) == (1, False, True)
+    assert call["config"].train.seed == 0
+
+
+def test_train_tells_what_failed(
+    runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(SUMMARY, "failed_seeds", [1, 5])
+    monkeypatch.setitem(SUMMARY, "unfinished", 7)
+    monkeypatch.setitem(SUMMARY, "seeds", 1)
+    assert cli.main(["train", "ppo_cartpole"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "greedy return 495.25 (7 episodes unfinished) after" in lines[0]  # of one seed there is no interval
+    assert lines[1] == "failed, their learners met NaN: seeds 1, 5"
+
+
+def test_train_an_outside_agent(runs: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass Config:\n    alpha: float = 0.1\n"
+        "def make(observation_space, action_space, config: Config): ...\n"
+    )
+    agent = f"{tmp_path / 'mine.py'}:make"
+    assert cli.main(["train", "ppo_cartpole", "--agent", agent, "--set", "agent.alpha=0.2"]) == 0
+    assert (runs[0]["config"].train.agent, runs[0]["config"].agent.alpha) == (agent, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ppo_cartpol"], ["'ppo_cartpole'"]),
+        (["no/such/file.toml"], ["no/such/file.toml"]),
+        (["."], ["is a folder"]),
+        (["ppo_cartpole", "--seed", "-1"], ["train.seed = -1"]),
+        (["ppo_cartpole", "--set", "agent.lerning_rate=1"], ["agent.lerning_rate", "'learning_rate'"]),
+        (["ppo_cartpole", "--set", "nothing"], ["'nothing'", "table.key=value"]),
+        (["ppo_cartpole", "--agent", "nope"], ["train.agent = 'nope'"]),
+        (["ppo_cartpole", "--agent", "nope.py:make"], ["nope.py"]),
+        # From here on the runner refuses, before it compiles anything.
+        (["ppo_cartpole", "--seeds", "0"], ["seeds = 0"]),
+        (["ppo_cartpole", "--seeds", "-3"], ["seeds = -3"]),
+        (["ppo_cartpole", "--seeds", "99999999999"], ["seeds = 99999999999"]),
+        (["ppo_cartpole", "--set", "env.id=CartPole"], ["env.id = 'CartPole'", "CartPole-v1"]),
+        (["ppo_cartpole", "--set", "agent.num_minibatches=3"], ["num_minibatches = 3"]),
+        (["ppo_cartpole", "--set", "agent.learning_rate=-1"], ["learning_rate = -1"]),
+        (["ppo_cartpole", "--out", __file__], ["is a file", "--out"]),
+        (["ppo_cartpole", "--out", str(Path(__file__).parent)], ["is not empty", "--out"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(
+    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("rollax: error: ")
+    assert err.count("\n") == 1
+    assert [word for word in words if word not in err] == []
+    assert list(tmp_path.iterdir()) == []  # no folder of a run that never began
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["trian"],
+        ["train"],
+        ["train", "ppo_cartpole", "--seeds", "many"],
+        ["train", "ppo_cartpole", "--see", "3"],
+        ["list", "runs"],
+        ["bench"],
+        ["bench", "dqn"],
+        ["eval"],
+    ],
+)
+def test_arguments_that_cannot_be_read(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as status:
+        cli.main(arguments)
+    assert status.value.code == 2
+    assert "usage: rollax" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (InputError("seeds = 0 is no number of seeds."), 2, "rollax: error: seeds = 0 is no number of seeds.\n"),
+        (OSError(28, "No space left on device", "runs/x"), 1, "rollax: error: [Errno 28] No space left on device: "),
+        (KeyboardInterrupt(), 130, "rollax: interrupted\n"),
+    ],
+)
+def test_a_run_that_ends_early(
+    error: BaseException, status: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "run", failing(error))
+    assert cli.main(["train", "ppo_cartpole"]) == status
+    assert capsys.readouterr().err.startswith(line)
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "run", failing(ValueError("a fault")))
+    with pytest.raises(ValueError, match="a fault"):
+        cli.main(["train", "ppo_cartpole"])
+
+
+def test_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"env_steps": 0, "return_std": 0.5, "length_mean": 490.5, "finished": 10, "unfinished": 0}
+    rows = [{"seed": seed, "return_mean": 1234.5 + seed, **row} for seed in range(2)]
+    calls: list[Any] = []
+
+    def evaluate_run(folder: Path, **keywords: Any) -> dict[str, Any]:
+        calls.append((folder, keywords))
+        return {**SCORES, "seeds": rows}
+
+    monkeypatch.setattr(runner, "evaluate_run", evaluate_run)
+    assert cli.main(["eval", "runs/x", "--episodes", "10", "--seed", "4"]) == 0
+    assert calls == [(Path("runs/x"), {"episodes": 10, "seed": 4})]
+    assert capsys.readouterr().out.splitlines() == [
+        "seed  return_mean  return_std  length_mean  finished  unfinished",
+        "   0     1,234.50        0.50       490.50        10           0",
+        "   1     1,235.50        0.50       490.50        10           0",
+        "greedy return IQM 495.25 [480.00, 500.00] over 2 seeds",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["eval", "no/such/run"], "no/such/run"),
+        (["eval", "no/such/run", "--seed", "-1"], "--seed = -1"),
+        (["eval", "no/such/run", "--seed", "9999999999"], "--seed = 9999999999"),
+        (["plot", "no/such/run"], "no/such/run"),
+        (["plot", __file__], "is a file"),
+        (["bench", "ppo", "--seeds", "0"], "seeds = 0"),
+        (["bench", "ppo", "--json", "no/such/folder/file.json"], "--json = 'no/such/folder/file.json'"),
+        (["bench", "ppo", "--json", "."], "--json = '.'"),
+    ],
+)
+def test_other_commands_refuse(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_plot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(plots, "plot_run", lambda folder: folder / "curves.png")
+    assert cli.main(["plot", "runs/x"]) == 0
+    assert capsys.readouterr().out == "runs/x/curves.png\n"
+
+
+@pytest.mark.parametrize(("arguments", "seeds"), [([], (1, 8)), (["--seeds", "3"], (3,))])
+def test_bench(
+    arguments: list[str], seeds: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def run_ppo(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
+        return [{"name": "ppo", "seeds": count, "steps_per_second": 1e6 * count} for count in seeds]
+
+    monkeypatch.setattr(bench, "run_ppo", run_ppo)
+    assert cli.main(["bench", "ppo", *arguments, "--json", str(tmp_path / "bench.json")]) == 0
+    assert json.loads((tmp_path / "bench.json").read_text()) == run_ppo(seeds)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "seeds", "steps_per_second"]
+    assert [line.split()[2] for line in lines] == [f"{1e6 * count:,.2f}" for count in seeds]
+
+
+def test_list_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith("  ")] == ["agents:", "envs:", "configs:"]
+    assert {f"  {name}" for name in [*ENVIRONMENTS, *shipped()]} <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [("agents", list(AGENTS)), ("envs", list(ENVIRONMENTS)), ("configs", shipped())]
+)
+def test_list_one_kind(kind: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", kind]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"]])
+def test_help_and_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as status:
+        cli.main(arguments)
+    assert status.value.code == 0
+    assert capsys.readouterr().out.startswith(
+        f"rollax {rollax.__version__}" if arguments == ["--version"] else "usage:"
+    )
+
+
+def in_a_process(program: str, **variables: str) -> str:
+    unset = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    finished = subprocess.run(
+        [sys.executable, "-c", program], env={**environment, **variables}, capture_output=True, text=True, check=True
+    )
+    return finished.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"], ["list", "configs"], ["train"], ["nope"]])
+def test_commands_that_only_tell_import_no_jax(arguments: list[str]) -> None:
+    program = f"""
+import sys
+from rollax.experiments import cli
+try:
+    cli.main({arguments})
+except SystemExit:
+    pass
+print([name for name in sys.modules if name.split('.')[0] in ('jax', 'jaxlib', 'flax', 'matplotlib')])
+"""
+    assert in_a_process(program) == "[]"
+
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+START = "from rollax.experiments import cli; cli._start_jax({seeds}); import jax; print({shown})"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "variables", "devices"),
+    [
+        (1, {}, 1),
+        (2, {}, min(CORES, 2)),
+        (10_000, {}, CORES),
+        (-1, {}, 1),  # the runner refuses it later
+        (1, {"JAX_NUM_CPU_DEVICES": "3"}, 3),
+        (1, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3),
+    ],
+)
+def test_devices_are_as_many_as_seeds_and_cores_unless_the_user_has_set_them(
+    seeds: int, variables: dict[str, str], devices: int
+) -> None:
+    program = START.format(seeds=seeds, shown="jax.local_device_count()")
+    assert in_a_process(program, **variables) == str(devices)
+
+
+def test_devices_that_run_already_are_used() -> None:
+    program = "import jax; jax.devices();" + START.format(seeds=8, shown="jax.local_device_count()")
+    assert in_a_process(program) == "1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"JAX_COMPILATION_CACHE_DIR": "mine"}, "mine"),
+        ({"XDG_CACHE_HOME": "caches"}, "caches/rollax/jax"),
+        ({"HOME": "home", "XDG_CACHE_HOME": ""}, "home/.cache/rollax/jax"),
+    ],
+)
+def test_compiled_programs_are_kept_where_the_user_says(variables: dict[str, str], folder: str) -> None:
+    program = START.format(seeds=1, shown="jax.config.jax_compilation_cache_dir")
+    assert in_a_process(program, **variables) == folder
