@@ -86,19 +86,18 @@ class GaussianHead:
     def noise(self, key: jax.Array, num_envs: int) -> jax.Array:
         return jax.random.normal(key, (num_envs, self.num_outputs))
 
-    def distribution(
-        self, outputs: jax.Array, params: PyTree, mask: jax.Array | None
-    ) -> distrax.MultivariateNormalDiag:
-        return distrax.MultivariateNormalDiag(outputs, jnp.broadcast_to(jnp.exp(params), outputs.shape))
+    def distribution(self, outputs: jax.Array, params: PyTree, mask: jax.Array | None) -> distrax.Independent:
+        return distrax.Independent(distrax.Normal(outputs, jnp.broadcast_to(jnp.exp(params), outputs.shape)), 1)
 
-    def sample(self, distribution: distrax.MultivariateNormalDiag, noise: jax.Array) -> jax.Array:
-        return distribution.loc + distribution.scale_diag * noise
+    def sample(self, distribution: distrax.Independent, noise: jax.Array) -> jax.Array:
+        return distribution.distribution.loc + distribution.distribution.scale * noise
 
     def to_action(self, sample: jax.Array) -> jax.Array:
         low, high = self.space.low, self.space.high
         bounded = np.isfinite(low) & np.isfinite(high)
-        centre = jnp.asarray(np.where(bounded, (high + low) / 2, 0.0), jnp.float32)
-        half_range = jnp.asarray(np.where(bounded, (high - low) / 2, 1.0), jnp.float32)
+        finite_low, finite_high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+        centre = jnp.asarray((finite_high + finite_low) / 2, jnp.float32)
+        half_range = jnp.asarray((finite_high - finite_low) / 2, jnp.float32)
         action = centre + half_range * sample.reshape(*sample.shape[:-1], *self.space.shape)
         action = jnp.clip(action, jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32))
         return action.astype(self.space.dtype)

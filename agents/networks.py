@@ -47,6 +47,7 @@ def flatten_observation(observation: PyTree, space: PyTree) -> jax.Array:
     """
 
     def flatten(leaf: jax.Array, leaf_space: spaces.Space) -> jax.Array:
+        leaf = jnp.asarray(leaf)
         batch_shape = leaf.shape[: leaf.ndim - len(leaf_space.shape)]
         return leaf.reshape(*batch_shape, spaces.size(leaf_space)).astype(jnp.float32)
 

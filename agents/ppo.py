@@ -240,7 +240,7 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> Batch:
     sample = rollout.extras["sample"]
     log_prob = parts.policy(state.params, observation, rollout.action_mask).log_prob(sample)
     batch = Batch(observation, rollout.action_mask, sample, log_prob, advantage, advantage + value)
-    return jax.tree.map(lambda leaf: leaf.reshape(rollout.reward.size, *leaf.shape[2:]), batch)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(rollout.reward.size, *leaf.shape[2:]), batch)
 
 
 def loss(parts: Parts, params: Params, hyper: Hyperparameters, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import sys
@@ -49,17 +50,25 @@ def resolve(agent: str | Callable[..., Any]) -> Algorithm:
             raise InputError(f"train.agent = {agent!r} is no known agent: {nearest(agent, AGENTS)}")
     else:
         make = agent
-    check = getattr(sys.modules.get(getattr(make, "__module__", "")), "check", None)
-    name = agent if isinstance(agent, str) else f"{make.__module__}:{make.__qualname__}"
-    return Algorithm(name, make, _config_type(make, name), check)
+    function = make.func if isinstance(make, functools.partial) else make
+    check = getattr(sys.modules.get(getattr(function, "__module__", "")), "check", None)
+    name = agent if isinstance(agent, str) else _name(make)
+    return Algorithm(name, make, _config_type(make, function, name), check)
 
 
-def _config_type(make: Callable[..., Any], name: str) -> type:
+def _name(make: Any) -> str:
+    return f"{make.__module__}:{make.__qualname__}" if hasattr(make, "__qualname__") else repr(make)
+
+
+def _config_type(make: Callable[..., Any], function: Callable[..., Any], name: str) -> type:
     form = "must be a function make(observation_space, action_space, config: Config) whose Config is a dataclass"
     if not callable(make):
         raise InputError(f"train.agent = {name!r} {form}.")
-    parameters = list(inspect.signature(make).parameters)
-    hints = typing.get_type_hints(make)
+    try:
+        parameters = list(inspect.signature(make).parameters)
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError, ValueError) as error:
+        raise InputError(f"train.agent = {name!r} {form} ({error}).") from error
     if len(parameters) < 3 or not dataclasses.is_dataclass(hints.get(parameters[2])):
         raise InputError(f"train.agent = {name!r} {form}.")
     config_type = hints[parameters[2]]

@@ -121,8 +121,12 @@ def with_types_of(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def select(predicate: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """Returns `on_true` where the scalar `predicate` holds and `on_false` elsewhere, leaf by leaf."""
-    return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), on_true, on_false)
+    """Returns `on_true` where `predicate` `[...]` holds and `on_false` elsewhere; leaves `[..., *shape]`."""
+
+    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(predicate.reshape(predicate.shape + (1,) * (jnp.ndim(a) - predicate.ndim)), a, b)
+
+    return jax.tree.map(choose, on_true, on_false)
 
 
 def _as_dtype(leaf: Any, dtype: Any) -> jax.Array:

@@ -39,7 +39,9 @@ class Discrete:
     def contains(self, x: Any) -> jax.Array:
         """Returns whether `x` is an element, as a bool array of shape `()`."""
         x = jnp.asarray(x)
-        return jnp.asarray(x.shape == ()) & jnp.all((x >= 0) & (x < self.n))
+        if x.shape != () or not jnp.issubdtype(x.dtype, jnp.integer):
+            return jnp.asarray(False)
+        return (x >= 0) & (x < self.n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,7 @@ class MultiDiscrete:
     dtype: np.dtype = np.dtype(np.int32)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "nvec", tuple(int(n) for n in self.nvec))  # a list or an array will do
         if not self.nvec or min(self.nvec) < 1:
             raise InputError(f"MultiDiscrete.nvec = {self.nvec} must hold at least one number, each at least 1.")
 
@@ -64,7 +67,7 @@ class MultiDiscrete:
     def contains(self, x: Any) -> jax.Array:
         """Returns whether `x` is an element, as a bool array of shape `()`."""
         x = jnp.asarray(x)
-        if x.shape != self.shape:
+        if x.shape != self.shape or not jnp.issubdtype(x.dtype, jnp.integer):
             return jnp.asarray(False)
         return jnp.all((x >= 0) & (x < jnp.asarray(self.nvec)))
 
@@ -89,8 +92,14 @@ class Box:
         Raises:
             InputError: A lower bound is above its upper bound.
         """
-        shape = np.broadcast_shapes(np.shape(low), np.shape(high)) if shape is None else tuple(shape)
-        low, high = (np.array(np.broadcast_to(np.asarray(bound, np.float64), shape)) for bound in (low, high))
+        try:
+            shape = np.broadcast_shapes(np.shape(low), np.shape(high)) if shape is None else tuple(shape)
+            low, high = (np.array(np.broadcast_to(np.asarray(bound, np.float64), shape)) for bound in (low, high))
+        except ValueError as error:
+            raise InputError(f"Box.low = {low} and Box.high = {high} do not fit the shape {shape}: {error}.") from error
+        if np.issubdtype(dtype, np.integer):
+            limits = np.iinfo(dtype)
+            low, high = np.clip(np.ceil(low), limits.min, None), np.clip(np.floor(high), None, limits.max)
         if not np.all(low <= high):
             raise InputError(f"Box.low = {low} must not be above Box.high = {high}.")
         object.__setattr__(self, "low", low)
@@ -103,24 +112,32 @@ class Box:
 
     def sample(self, key: jax.Array) -> jax.Array:
         """Draws one element: uniformly where both bounds are finite, elsewhere from a clipped unit normal."""
+        if np.issubdtype(self.dtype, np.integer):
+            low, high = (jnp.asarray(bound.astype(np.int64).astype(self.dtype)) for bound in (self.low, self.high))
+            full = jnp.iinfo(self.dtype).max
+            drawn = jax.random.randint(key, self.shape, low, jnp.where(high < full, high + 1, high), self.dtype)
+            return drawn.astype(self.dtype)
         key_uniform, key_normal = jax.random.split(key)
         finite = np.isfinite(self.low) & np.isfinite(self.high)
-        low = jnp.asarray(np.where(finite, self.low, 0.0), jnp.float32)
-        high = jnp.asarray(np.where(finite, self.high, 1.0), jnp.float32)
-        uniform = jax.random.uniform(key_uniform, self.shape, jnp.float32, low, high)
-        normal = jnp.clip(
-            jax.random.normal(key_normal, self.shape),
-            jnp.asarray(self.low, jnp.float32),
-            jnp.asarray(self.high, jnp.float32),
-        )
+        low, high = (jnp.asarray(np.where(finite, bound, 0.0), jnp.float32) for bound in (self.low, self.high))
+        share = jax.random.uniform(key_uniform, self.shape)
+        uniform = low * (1.0 - share) + high * share  # the difference of the bounds can overflow
+        normal = jax.random.normal(key_normal, self.shape)
+        normal = jnp.clip(normal, jnp.asarray(self.low, jnp.float32), jnp.asarray(self.high, jnp.float32))
         return jnp.where(finite, uniform, normal).astype(self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
         """Returns whether `x` is an element, as a bool array of shape `()`."""
         x = jnp.asarray(x)
-        if x.shape != self.shape:
+        integral = jnp.issubdtype(x.dtype, jnp.integer)
+        if x.shape != self.shape or (np.issubdtype(self.dtype, np.integer) and not integral):
             return jnp.asarray(False)
-        return jnp.all((x >= jnp.asarray(self.low, x.dtype)) & (x <= jnp.asarray(self.high, x.dtype)))
+        compared = x if integral else x.astype(jnp.float32)
+        low, high = (np.ceil(self.low), np.floor(self.high)) if integral else (self.low, self.high)
+        if integral:
+            limits = jnp.iinfo(x.dtype)
+            low, high = np.clip(low, limits.min, limits.max), np.clip(high, limits.min, limits.max)
+        return jnp.all((compared >= jnp.asarray(low, compared.dtype)) & (compared <= jnp.asarray(high, compared.dtype)))
 
 
 Space = Discrete | MultiDiscrete | Box
@@ -138,6 +155,8 @@ def leaves(space: Any) -> list[Space]:
         InputError: A leaf is no space.
     """
     found = jax.tree.leaves(space)
+    if not found:
+        raise InputError("observation space has no leaves: give it at least one Discrete, MultiDiscrete or Box.")
     for leaf in found:
         if not isinstance(leaf, Space):
             raise InputError(

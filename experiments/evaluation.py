@@ -12,7 +12,7 @@ from jax import lax
 
 from rollax import envs
 from rollax.agents.registry import resolve
-from rollax.envs.base import PyTree, strongly_typed, with_types_of
+from rollax.envs.base import PyTree, select, strongly_typed, with_types_of
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.trainer import make_env
 
@@ -75,9 +75,8 @@ def make_evaluate(config: ExperimentConfig) -> Callable[..., Evaluation]:
                 finished=result.finished | after.ended,
             )
             # An environment that has ended is held: a raw one need not be defined beyond its end.
-            held = jax.vmap(envs.base.select)(
-                alive, with_types_of((next_state, after), (env_state, timestep)), (env_state, timestep)
-            )
+            stepped = with_types_of((next_state, after), (env_state, timestep))
+            held = select(alive, stepped, (env_state, timestep))
             return index + 1, memory, *held, result
 
         carry = (jnp.zeros((), jnp.int32), agent.init_memory(episodes), env_state, timestep, nothing)

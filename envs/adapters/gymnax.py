@@ -68,20 +68,39 @@ def make(env_id: str, /, **kwargs: Any) -> GymnaxEnv:
     constructor = set(inspect.signature(factory).parameters)
     try:
         env = factory(**{name: value for name, value in kwargs.items() if name in constructor})
+        params = env.default_params
     except OSError as error:
         raise InputError(f"env.id = {env_id!r} needs files that could not be had ({error}); choose another.") from error
     except (TypeError, ValueError) as error:
         raise InputError(f"env.id = {env_id!r} cannot be built with {kwargs}: {error}.") from error
-    params = env.default_params
     fields = {field.name for field in dataclasses.fields(params)}
     for name in kwargs:
         if name not in fields | constructor:
             raise InputError(f"env.{name} is nothing that {env_id} knows: {nearest(name, fields | constructor)}")
     overrides = {name: value for name, value in kwargs.items() if name in fields - constructor}
-    for name, value in overrides.items():
-        if isinstance(value, str) or np.shape(value) != np.shape(getattr(params, name)):
-            raise InputError(f"env.{name} = {value!r} must be a number like its default {getattr(params, name)!r}.")
-    return GymnaxEnv(env, params.replace(**overrides))
+    params = params.replace(
+        **{name: _override(name, value, getattr(params, name)) for name, value in overrides.items()}
+    )
+    try:
+        return GymnaxEnv(env, params)
+    except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+        raise InputError(f"env.id = {env_id!r} cannot be built with {kwargs}: {error}.") from error
+
+
+def _override(name: str, value: Any, default: Any) -> Any:
+    """Returns the value of a params field in the type of its default."""
+    wanted = np.asarray(default)
+    try:
+        given = np.asarray(value)
+    except ValueError:  # a ragged list
+        given = np.asarray(None)
+    number = given.dtype.kind in "iuf" and wanted.dtype.kind in "iuf"
+    if given.shape != wanted.shape or not (number or given.dtype.kind == wanted.dtype.kind):
+        raise InputError(f"env.{name} = {value!r} must be a number like its default {default!r}.")
+    converted = given.astype(wanted.dtype)
+    if wanted.dtype.kind in "iu" and not np.array_equal(converted, given):
+        raise InputError(f"env.{name} = {value!r} must be a whole number like its default {default!r}.")
+    return converted.item() if converted.ndim == 0 else converted
 
 
 def _convert_space(space: Any, example: Any = None) -> PyTree:

@@ -40,6 +40,8 @@ def import_object(text: str, field: str) -> Any:
 
 
 def _import(module_name: str, field: str) -> ModuleType:
+    if module_name.startswith("."):
+        raise InputError(f"{field}: {module_name!r} is a relative module; name it from its top package.")
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
