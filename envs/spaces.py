@@ -168,3 +168,13 @@ def leaves(space: Any) -> list[Space]:
 def zeros(space: Any) -> Any:
     """Returns the all-zero element of a PyTree of spaces: an example of its shapes and dtypes."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), space)
+
+
+def alike(space: Any, other: Any) -> bool:
+    """Returns whether two PyTrees of spaces have the same structure, kinds, shapes, dtypes and numbers of choices."""
+
+    def describe(leaf: Space) -> tuple[Any, ...]:
+        return type(leaf), leaf.shape, leaf.dtype, getattr(leaf, "n", None), getattr(leaf, "nvec", None)
+
+    same_tree = jax.tree.structure(space) == jax.tree.structure(other)
+    return same_tree and [describe(leaf) for leaf in leaves(space)] == [describe(leaf) for leaf in leaves(other)]

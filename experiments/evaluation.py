@@ -13,6 +13,7 @@ from jax import lax
 from rollax import envs
 from rollax.agents.registry import resolve
 from rollax.envs.base import PyTree, select, strongly_typed, with_types_of
+from rollax.errors import InputError
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.trainer import make_env
 
@@ -42,6 +43,13 @@ def make_evaluate(config: ExperimentConfig) -> Callable[..., Evaluation]:
     """
     training_env = make_env(config.env)
     raw = training_env if config.evaluation.env is None else make_env(config.evaluation.env)
+    for name in ("observation_space", "action_space"):
+        trained, evaluated = getattr(training_env, name)(), getattr(raw, name)()
+        if not envs.spaces.alike(trained, evaluated):
+            raise InputError(
+                f"evaluation.env has the {name.replace('_', ' ')} {evaluated!r}, and training has {trained!r}: "
+                "choose an environment with the same one."
+            )
     agent = resolve(config.train.agent).make(
         training_env.observation_space(), training_env.action_space(), config.agent
     )

@@ -188,7 +188,7 @@ class Trainer:
             agent_state, metrics, stored = self._learn_from_replay(state, rollout, key_learn)
             rows, positions = stored.rows, stored.positions
         agent_state, failed = _hold_if_nan(state, agent_state)
-        count = jnp.where(episodes.count > 0, episodes.count, jnp.nan)
+        count = jnp.where(episodes.count > 0, episodes.count.astype(jnp.float32), jnp.nan)
         steps = self.env_steps_per_iteration
         largest = np.iinfo(np.int32).max
         state = TrainState(

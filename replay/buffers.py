@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rollax.errors import InputError
 from rollax.replay import positions
@@ -45,6 +46,8 @@ def uniform(capacity: int, batch_size: int, n_step: int = 1, storage: str = "arr
             raise InputError(f"replay.{name} = {value} must be at least 1.")
     if n_step > capacity:
         raise InputError(f"replay.n_step = {n_step} must not be above replay.capacity = {capacity}.")
+    if capacity > np.iinfo(np.int32).max:
+        raise InputError(f"replay.capacity = {capacity} must be below 2**31: indices are 32 bits wide.")
     if storage not in STORAGES:
         raise InputError(f"replay.storage = {storage!r} is unknown: choose one of {', '.join(STORAGES)}.")
     settings = _Settings(capacity, batch_size, n_step)
@@ -74,11 +77,20 @@ def _init(settings: _Settings, example: PyTree) -> ReplayState:
 
 def _add(state: ReplayState, rows: PyTree) -> ReplayState:
     size, count = (jax.tree.leaves(tree)[0].shape[0] for tree in (state.rows, rows))
+    jax.tree.map(_check_row, state.rows, rows)
     if count > size:
         raise InputError(f"a write of {count} steps does not fit a buffer of {size}; raise replay.capacity.")
     where = positions.written(state.positions, count, size)
     written = jax.tree.map(lambda ring, new: ring.at[where].set(new, unique_indices=True), state.rows, rows)
     return ReplayState(written, positions.advance(state.positions, count, size))
+
+
+def _check_row(ring: jax.Array, new: jax.Array) -> None:
+    if ring.shape[1:] != new.shape[1:] or ring.dtype != new.dtype:
+        raise InputError(
+            f"rows of {new.dtype}{list(new.shape[1:])} were added to a buffer of {ring.dtype}{list(ring.shape[1:])}: "
+            "give rows like the example that the buffer was made with."
+        )
 
 
 def _sample(

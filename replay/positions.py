@@ -57,4 +57,4 @@ def sampled(
     age, env = drawn // num_envs, drawn % num_envs
     oldest = positions.cursor - positions.filled
     steps = jnp.arange(window, dtype=jnp.int32)[:, None]
-    return (oldest + age + steps) % size, env
+    return (oldest + age[None] + steps) % size, env
