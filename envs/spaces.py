@@ -113,15 +113,14 @@ class Box:
     def sample(self, key: jax.Array) -> jax.Array:
         """Draws one element: uniformly where both bounds are finite, elsewhere from a clipped unit normal."""
         if np.issubdtype(self.dtype, np.integer):
-            low, high = (jnp.asarray(bound.astype(np.int64).astype(self.dtype)) for bound in (self.low, self.high))
-            full = jnp.iinfo(self.dtype).max
-            drawn = jax.random.randint(key, self.shape, low, jnp.where(high < full, high + 1, high), self.dtype)
-            return drawn.astype(self.dtype)
+            # Drawn in 32 bits, where one more than the largest byte has room.
+            low, high = (np.clip(bound, -(2**31), 2**31 - 2).astype(np.int32) for bound in (self.low, self.high))
+            return jax.random.randint(key, self.shape, low, high + 1, jnp.int32).astype(self.dtype)
         key_uniform, key_normal = jax.random.split(key)
         finite = np.isfinite(self.low) & np.isfinite(self.high)
         low, high = (jnp.asarray(np.where(finite, bound, 0.0), jnp.float32) for bound in (self.low, self.high))
         share = jax.random.uniform(key_uniform, self.shape)
-        uniform = low * (1.0 - share) + high * share  # the difference of the bounds can overflow
+        uniform = jnp.clip(low * (1.0 - share) + high * share, low, high)  # the difference of the bounds can overflow
         normal = jax.random.normal(key_normal, self.shape)
         normal = jnp.clip(normal, jnp.asarray(self.low, jnp.float32), jnp.asarray(self.high, jnp.float32))
         return jnp.where(finite, uniform, normal).astype(self.dtype)
