@@ -1,0 +1,78 @@
+"""Every command and every snippet of the README runs, in its order, in an empty folder."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rollax.experiments import bench, cli
+from rollax.experiments import config as configs
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands(program: str) -> list[list[str]]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in split if words and words[0] == program]
+
+
+def test_readme_has_what_these_tests_run() -> None:
+    assert [words[0] for words in commands("make")] == ["train", "test"]
+    assert {words[0] for words in commands("rollax")} == {"list", "train", "eval", "plot", "bench"}
+    assert len(blocks("python")) == 2
+    assert len(blocks("toml")) == 1
+
+
+@pytest.mark.parametrize("target", [words[0] for words in commands("make")])
+def test_make_has_the_target(target: str) -> None:
+    dry_run = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert dry_run.returncode == 0, dry_run.stderr
+    wanted = {"train": "rollax train ppo_cartpole --seeds 8", "test": "pytest"}[target]
+    assert wanted in dry_run.stdout
+
+
+def test_ci_runs_the_test_command() -> None:
+    assert re.search(r"^[^#]*\bmake test\b", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "SECONDS", 0.2)  # the command is the same, the figure less exact
+    for words in commands("rollax"):
+        status = cli.main(words)
+        captured = capsys.readouterr()
+        assert status == 0, f"rollax {shlex.join(words)}\n{captured.err}"
+        assert captured.out.strip()
+    written = {file.name for file in (tmp_path / "runs" / "cartpole").iterdir()}
+    assert written >= {"config.toml", "metrics.csv", "evaluations.csv", "summary.json", "curves.png", "checkpoints"}
+
+
+@pytest.mark.parametrize("index", range(2))
+def test_snippet(index: int, tmp_path: Path) -> None:
+    script = tmp_path / "snippet.py"
+    script.write_text(blocks("python")[index], encoding="utf-8")
+    ran = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    expected = re.findall(r"print\(.*\)  # (\(.*?\))", blocks("python")[index])
+    assert ran.stdout.splitlines() == expected
+
+
+def test_config_is_the_shipped_one() -> None:
+    shown = configs.from_dict({"name": "ppo_cartpole", **tomllib.loads(blocks("toml")[0])})
+    assert shown == configs.load("ppo_cartpole")
+
+
+def test_folder_map_is_complete() -> None:
+    shown = set(re.findall(r"^\| `([a-z/]+)/` \|", README, re.MULTILINE))
+    assert shown == {"envs", "replay", "agents", "experiments", "src/rollax", "tests", "docs"}
+    assert all((ROOT / folder).is_dir() for folder in shown)
