@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from rollax.errors import InputError
+
 PyTree = Any
 
 
@@ -64,10 +66,10 @@ class Environment(Protocol):
         """Takes one action and returns the next state and what came of it."""
 
     def observation_space(self, params: PyTree = None) -> PyTree:
-        """The space of observations, a PyTree of spaces, read from concrete params (None: the default ones)."""
+        """The space of observations, a PyTree of spaces; it may depend on concrete, unbatched params."""
 
     def action_space(self, params: PyTree = None) -> PyTree:
-        """The space of actions, read from concrete params (None: the default ones)."""
+        """The space of actions; it may depend on concrete, unbatched params."""
 
 
 def timestep(
@@ -116,8 +118,27 @@ def strongly_typed(tree: PyTree) -> PyTree:
 
 
 def with_types_of(tree: PyTree, like: PyTree) -> PyTree:
-    """Returns `tree` with each leaf in the dtype of the same leaf of `like`, so that it can be a loop's carry."""
-    return jax.tree.map(lambda leaf, target: _as_dtype(leaf, jnp.asarray(target).dtype), tree, like)
+    """Returns `tree` with each leaf in the dtype of the same leaf of `like`, so that it can be a loop's carry.
+
+    Raises:
+        InputError: The trees have different structures, or a leaf would lose its fraction or its number.
+    """
+    if jax.tree.structure(tree) != jax.tree.structure(like):
+        raise InputError(
+            f"an environment's step returns the structure {jax.tree.structure(tree)} and its reset "
+            f"{jax.tree.structure(like)}: return the same from both."
+        )
+
+    def convert(path: Any, leaf: Any, target: Any) -> jax.Array:
+        given, wanted = jnp.asarray(leaf).dtype, jnp.asarray(target).dtype
+        if given != wanted and not jnp.promote_types(given, wanted) == wanted and not _same_kind(given, wanted):
+            raise InputError(
+                f"an environment's step returns {given} and its reset {wanted} at {jax.tree_util.keystr(path)}: "
+                "return the same dtype from both."
+            )
+        return _as_dtype(leaf, wanted)
+
+    return jax.tree_util.tree_map_with_path(convert, tree, like)
 
 
 def select(predicate: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
@@ -134,3 +155,8 @@ def _as_dtype(leaf: Any, dtype: Any) -> jax.Array:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     return lax.convert_element_type(leaf, dtype)
+
+
+def _same_kind(given: Any, wanted: Any) -> bool:
+    kinds = (jnp.floating, jnp.integer, jnp.bool_, jax.dtypes.prng_key)
+    return any(jnp.issubdtype(given, kind) and jnp.issubdtype(wanted, kind) for kind in kinds)

@@ -112,7 +112,7 @@ class Box:
 
     def sample(self, key: jax.Array) -> jax.Array:
         """Draws one element: uniformly where both bounds are finite, elsewhere from a clipped unit normal."""
-        if np.issubdtype(self.dtype, np.integer):
+        if not np.issubdtype(self.dtype, np.floating):
             # Drawn in 32 bits, where one more than the largest byte has room.
             low, high = (np.clip(bound, -(2**31), 2**31 - 2).astype(np.int32) for bound in (self.low, self.high))
             return jax.random.randint(key, self.shape, low, high + 1, jnp.int32).astype(self.dtype)

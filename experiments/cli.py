@@ -112,7 +112,7 @@ def _train(arguments: argparse.Namespace) -> None:
         f"{summary['steps_per_second']:,.0f} steps per second"
     )
     if summary["failed_seeds"]:
-        print(f"failed, their learners met NaN: seeds {', '.join(map(str, summary['failed_seeds']))}")
+        print(f"failed, their learners stopped being finite: seeds {', '.join(map(str, summary['failed_seeds']))}")
     print(f"curves: {out / 'curves.png'}")
 
 

@@ -44,7 +44,7 @@ class Clock:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Whether a seed's learner met a NaN, and when. Its learner is held from then on; its environments go on."""
+    """Whether a number of a seed's learner stopped being finite, and when; it is held from then on, by value."""
 
     flag: jax.Array  # bool []
     iteration: jax.Array  # int32 [], the first bad iteration; -1 if there is none
@@ -116,8 +116,13 @@ class Trainer:
             env_params: Params of the environment; None takes the config's.
 
         Raises:
-            InputError: A hyperparameter has no such name, or the replay buffer does not fit.
+            InputError: A hyperparameter has no such name, the replay buffer does not fit, or the key is of an `rbg`
+                kind, whose draws under vmap depend on the first key alone.
         """
+        if "rbg" in str(jax.random.key_impl(key)):
+            raise InputError(
+                "the key has an rbg implementation, which draws wrongly under vmap: use jax.random.key(seed)."
+            )
         key_agent, key_env, key_loop = jax.random.split(key, 3)
         env_params = strongly_typed(self.env.default_params if env_params is None else env_params)
         hyperparameters = dict(hyperparameters or {})
@@ -187,7 +192,7 @@ class Trainer:
         else:
             agent_state, metrics, stored = self._learn_from_replay(state, rollout, key_learn)
             rows, positions = stored.rows, stored.positions
-        agent_state, failed = _hold_if_nan(state, agent_state)
+        agent_state, failed = _hold_if_bad(state, agent_state)
         count = jnp.where(episodes.count > 0, episodes.count.astype(jnp.float32), jnp.nan)
         steps = self.env_steps_per_iteration
         largest = np.iinfo(np.int32).max
@@ -331,10 +336,15 @@ def _schedule(config: ExperimentConfig) -> tuple[int, int]:
     return chunk_iterations, -(-needed // chunk_iterations)
 
 
-def _hold_if_nan(state: TrainState, agent_state: PyTree) -> tuple[PyTree, Failure]:
-    """Returns the updated agent, or the old one for a seed that has met a NaN, now or before."""
-    floats = [leaf for leaf in jax.tree.leaves(agent_state) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    bad = jnp.any(jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in floats])) if floats else jnp.zeros((), jnp.bool_)
+def _hold_if_bad(state: TrainState, agent_state: PyTree) -> tuple[PyTree, Failure]:
+    """Returns the updated agent, or the old one for a seed in which a finite number has become NaN or infinite."""
+
+    def turned_bad(old: jax.Array, new: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(new.dtype, jnp.floating):
+            return jnp.zeros((), jnp.bool_)
+        return jnp.any(jnp.isfinite(old) & ~jnp.isfinite(new))
+
+    bad = jnp.any(jnp.stack(jax.tree.leaves(jax.tree.map(turned_bad, state.agent, agent_state))))
     failed = Failure(
         flag=state.failed.flag | bad,
         iteration=jnp.where(bad & ~state.failed.flag, state.clock.iteration, state.failed.iteration),

@@ -12,7 +12,7 @@ import numpy as np
 from gymnax.environments import spaces as gymnax_spaces
 
 from rollax.envs import spaces
-from rollax.envs.base import PyTree, TimeStep, strongly_typed, timestep
+from rollax.envs.base import PyTree, TimeStep, strongly_typed, timestep, with_types_of
 from rollax.errors import InputError, nearest
 
 
@@ -20,7 +20,7 @@ class GymnaxEnv:
     """One gymnax environment in the protocol of `rollax.envs`, without gymnax's own automatic reset.
 
     Spaces take their shapes and dtypes from what the environment really returns (several declare another dtype) and
-    their bounds from what it declares.
+    their bounds from what it declares. Both are read once, from the params given to the constructor.
     """
 
     def __init__(self, env: Any, params: PyTree | None = None) -> None:
@@ -50,7 +50,7 @@ class GymnaxEnv:
         """Takes one action; a time limit sets `truncated`, and both flags may be set together."""
         observation, next_state, reward, terminated, _ = self.env.step_env(key, state, action, params)
         truncated = self.env.is_truncated(next_state, params)
-        return next_state, timestep(observation, reward, terminated, truncated)
+        return with_types_of(next_state, state), timestep(observation, reward, terminated, truncated)
 
 
 def make(env_id: str, /, **kwargs: Any) -> GymnaxEnv:

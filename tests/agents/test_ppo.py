@@ -15,9 +15,9 @@ import pytest
 import scipy.stats
 
 from rollax import InputError, envs
-from rollax.agents import Agent, Rollout, hyperparameters_of, optimisers, ppo
+from rollax.agents import Agent, Rollout, hyperparameters_of, ppo
 from rollax.envs import TimeStep
-from rollax.envs.spaces import Box, Discrete, MultiDiscrete
+from rollax.envs.spaces import Box, Discrete
 
 MAYBE_JIT = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -254,43 +254,7 @@ def test_only_a_ratio_that_went_too_far_has_no_gradient() -> None:
         np.testing.assert_allclose(gradient.actor["params"]["Dense_0"]["bias"], [expected, -expected], rtol=1e-5)
 
 
-# The optimiser and its schedules.
-
-
-@MAYBE_JIT
-def test_gradients_are_clipped_by_their_global_norm(transform: Transform) -> None:
-    # 3 and 4 have norm 5. Adam's first step is g / (|g| + epsilon); epsilon = 1 lets the size of g show.
-    @transform
-    def step(max_grad_norm: jax.Array) -> Any:
-        optimiser = optimisers.clipped_adam(max_grad_norm, jnp.float32(1.0))
-        params = {"a": jnp.array([1.0]), "b": jnp.array([[1.0]])}
-        gradients = {"a": jnp.array([3.0]), "b": jnp.array([[-4.0]])}
-        return optimisers.descend(optimiser, gradients, optimiser.init(params), params, jnp.float32(0.1))[0]
-
-    clipped, whole = step(jnp.float32(1.0)), step(jnp.float32(5.1))
-    np.testing.assert_allclose(clipped["a"], [1 - 0.1 * 0.6 / 1.6], rtol=1e-6)
-    np.testing.assert_allclose(clipped["b"], [[1 + 0.1 * 0.8 / 1.8]], rtol=1e-6)
-    np.testing.assert_allclose(whole["a"], [1 - 0.1 * 3 / 4], rtol=1e-6)
-    np.testing.assert_allclose(whole["b"], [[1 + 0.1 * 4 / 5]], rtol=1e-6)
-
-
-@MAYBE_JIT
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("constant", [1, 1, 1, 1, 1, 1]),
-        ("linear", [1, 0.75, 0.5, 0.25, 0, 0]),
-        ("cosine", [1, 0.853553, 0.5, 0.146447, 0, 0]),
-    ],
-)
-def test_schedules(name: str, expected: list[float], transform: Transform) -> None:
-    @transform
-    def factor(updates: jax.Array, horizon: jax.Array) -> jax.Array:
-        return optimisers.schedule(name, "")(optimisers.progress(updates, horizon))
-
-    updates = jnp.array([0, 2, 4, 6, 8, 99], jnp.int32)
-    np.testing.assert_allclose(factor(updates, jnp.float32(8)), expected, atol=1e-6)
-    np.testing.assert_array_equal(factor(updates, jnp.float32(0)), np.ones(6))  # no horizon, no end
+# Updates.
 
 
 def test_one_update_by_hand() -> None:
@@ -535,60 +499,3 @@ def test_a_rollout_of_numpy_arrays_without_jit() -> None:
     got, _ = agent.update(state, jax.tree.map(np.asarray, rollout), jax.random.key(0))
     for a, b in zip(jax.tree.leaves(got.params), jax.tree.leaves(expected.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
-
-
-# What cannot work.
-
-
-def test_a_config_that_works() -> None:
-    ppo.check(ppo.Config(), num_steps=128, num_envs=4)
-    ppo.check(ppo.Config(num_minibatches=1, hidden_sizes=(), entropy_coefficient=0.0, discount=1.0), 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"learning_rate": -1e-3}, r"agent\.learning_rate = -0\.001 must be above 0"),
-        ({"learning_rate": 0.0}, r"agent\.learning_rate = 0\.0 must be above 0"),
-        ({"learning_rate": float("nan")}, r"agent\.learning_rate = nan must be above 0"),
-        ({"learning_rate_schedule": "liner"}, r"agent\.learning_rate_schedule = 'liner' .*did you mean 'linear'"),
-        ({"horizon": -1.0}, r"agent\.horizon = -1\.0 must not be negative"),
-        ({"discount": 1.01}, r"agent\.discount = 1\.01 must be between 0 and 1"),
-        ({"discount": -0.1}, r"agent\.discount = -0\.1 must be between 0 and 1"),
-        ({"gae_lambda": 2.0}, r"agent\.gae_lambda = 2\.0 must be between 0 and 1"),
-        ({"clip_epsilon": -0.2}, r"agent\.clip_epsilon = -0\.2 must not be negative"),
-        ({"entropy_coefficient": -0.2}, r"agent\.entropy_coefficient = -0\.2 must not be negative"),
-        ({"value_coefficient": -0.5}, r"agent\.value_coefficient = -0\.5 must not be negative"),
-        ({"max_grad_norm": 0.0}, r"agent\.max_grad_norm = 0\.0 must be above 0"),
-        ({"adam_epsilon": 0.0}, r"agent\.adam_epsilon = 0\.0 must be above 0"),
-        ({"num_epochs": 0}, r"agent\.num_epochs = 0 must be at least 1"),
-        ({"num_minibatches": 0}, r"agent\.num_minibatches = 0 must be at least 1"),
-        (
-            {"num_minibatches": 3},
-            r"agent\.num_minibatches = 3 must divide train\.num_envs \* train\.num_steps = 4 \* 8 = 32",
-        ),
-        ({"num_minibatches": 64}, r"agent\.num_minibatches = 64 must divide"),
-        ({"hidden_sizes": (8, 0)}, r"agent\.hidden_sizes = \(8, 0\) must be at least 1"),
-        ({"activation": "rellu"}, r"agent\.activation = 'rellu' .*did you mean 'relu'"),
-    ],
-)
-def test_configs_that_cannot_work(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        ppo.check(dataclasses.replace(ppo.Config(), **changes), num_steps=8, num_envs=4)
-
-
-def test_every_field_of_the_config_is_checked() -> None:
-    bad = {float: float("nan"), int: 0, str: "?", tuple: (0,)}
-    for field in dataclasses.fields(ppo.Config):
-        kind = type(getattr(ppo.Config(), field.name))
-        if kind is bool:
-            continue
-        with pytest.raises(InputError, match=rf"agent\.{field.name} = "):
-            ppo.check(dataclasses.replace(ppo.Config(), **{field.name: bad[kind]}), 8, 4)
-
-
-def test_spaces_that_ppo_cannot_use() -> None:
-    with pytest.raises(InputError, match=r"action space MultiDiscrete\(nvec=\(2, 3\).* 'ppo'"):
-        ppo.make(Box(-1, 1, (2,)), MultiDiscrete((2, 3)))
-    with pytest.raises(InputError, match=r"observation space has a leaf of type ndarray"):
-        ppo.make({"a": np.zeros(3)}, Discrete(2))

@@ -34,8 +34,8 @@ def test_a_run_compiles_each_program_once_and_leaves_unfinished_episodes_out() -
         result = experiments.run(config, seeds=3)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert compiled["jit(init)"] == compiled["jit(chunk)"] == 1
-    assert compiled["jit(evaluate_seed)"] == 2  # greedy, and sampled
+    for name, count in {"init": 1, "chunk": 1, "evaluate": 2}.items():  # evaluation is greedy, or sampled
+        assert sum(compiled[program] for program in compiled if name in program) == count, compiled
     assert [(row["env_steps"], row["seed"]) for row in result.evaluations] == [
         (4 * chunk, seed) for chunk in range(1, 5) for seed in range(3)
     ]

@@ -28,9 +28,14 @@ from rollax import InputError, experiments
 TOLERANCE = 1e-5
 
 
+def learnt(state: experiments.TrainState, seed: int) -> Any:
+    """Returns the agent of one seed without the numbers that it was given."""
+    return dataclasses.replace(take_seed(state, seed).agent, hyperparameters={})
+
+
 def test_seeds_differ_and_equal_their_own_runs(job: Job) -> None:
     state, _ = job.run(job.start(), job.first_update)
-    assert len(fingerprints([take_seed(state, seed).agent for seed in range(SEEDS)])) == SEEDS
+    assert len(fingerprints([learnt(state, seed) for seed in range(SEEDS)])) == SEEDS
     for seed in range(SEEDS):
         alone = job.run_seed(job.start_seed(job.keys[seed]), job.first_update)
         assert not differences(alone, take_seed(state, seed), TOLERANCE)
@@ -50,7 +55,7 @@ def test_values_of_a_hyperparameter_train_in_one_program(job: Job) -> None:
     rates = job.learning_rates * np.array([0.5, 1.0, 2.0, 4.0], np.float32)
     keys = jnp.repeat(job.keys[:1], SEEDS)
     state, _ = job.run(job.start(keys, rates), job.first_update)
-    assert len(fingerprints([take_seed(state, seed).agent for seed in range(SEEDS)])) == SEEDS
+    assert len(fingerprints([learnt(state, seed) for seed in range(SEEDS)])) == SEEDS
     for seed in range(SEEDS):
         alone = job.run_seed(job.start_seed(job.keys[0], rates[seed]), job.first_update)
         assert not differences(alone, take_seed(state, seed), TOLERANCE)
@@ -69,7 +74,8 @@ def test_the_budget_sets_a_horizon_that_is_left_at_zero(job: Job) -> None:
 @toys
 def test_each_seed_can_have_its_own_env_params(job: Job) -> None:
     limits = np.array([1, 2, 3, 5], np.int32)
-    params = dataclasses.replace(job.env_params, goal=np.full((SEEDS,), 100.0, np.float32), limit=limits)
+    noise = np.array([0.0, 0.5, 0.5, 0.5], np.float32)
+    params = dataclasses.replace(job.env_params, goal=np.full((SEEDS,), 100.0, np.float32), limit=limits, noise=noise)
     state, metrics = job.run(job.start(env_params=params), 8)
     assert not differences(state.env_params, params)
     ended = metrics["episodes"] > 0
@@ -77,6 +83,9 @@ def test_each_seed_can_have_its_own_env_params(job: Job) -> None:
     np.testing.assert_array_equal(
         metrics["episode_length"][ended], np.broadcast_to(limits[:, None], ended.shape)[ended]
     )
+    # Starts and moves are whole numbers without noise.
+    x = np.asarray(state.env.env.x)
+    np.testing.assert_array_equal(np.all(x == np.round(x), axis=1), noise == 0.0)
 
 
 def test_the_clock_has_no_seed_axis(job: Job) -> None:

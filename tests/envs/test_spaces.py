@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rollax import InputError, envs
-from rollax.envs.spaces import Box, Discrete, MultiDiscrete, leaves, size, zeros
+from rollax.envs.spaces import Box, Discrete, MultiDiscrete, alike, leaves, size, zeros
 
 SPACES = {
     "Discrete": Discrete(3),
@@ -138,6 +138,21 @@ def test_leaves_of_a_tree_of_spaces() -> None:
 def test_equal_spaces() -> None:
     assert Discrete(2) == Discrete(2) != Discrete(3)
     assert len({Discrete(2), Discrete(2), MultiDiscrete((2,)), MultiDiscrete((2,))}) == 2
+
+
+def test_spaces_that_are_alike() -> None:
+    space = {"a": Box(-1, 1, (2,)), "b": (Discrete(3), MultiDiscrete((2, 3)))}
+    assert alike(space, {"a": Box(0, 9, (2,)), "b": (Discrete(3), MultiDiscrete((2, 3)))})  # bounds may differ
+    for other in (
+        {"a": Box(-1, 1, (3,)), "b": space["b"]},
+        {"a": Box(-1, 1, (2,), np.float16), "b": space["b"]},
+        {"a": space["a"], "b": (Discrete(4), MultiDiscrete((2, 3)))},
+        {"a": space["a"], "b": (Discrete(3), MultiDiscrete((3, 2)))},
+        {"a": space["a"], "c": space["b"]},
+        {"a": space["a"], "b": list(space["b"])},
+        Box(-1, 1, (2,)),
+    ):
+        assert not alike(space, other)
 
 
 # Faults that there once were.

@@ -180,14 +180,23 @@ def test_five_episodes_start_at_five_places(transform: Transform) -> None:
     assert len(set(starts)) == 6
 
 
-def test_auto_reset_splits_its_key_once() -> None:
-    env = envs.AutoReset(RandomStart())
+class RandomReward(RandomStart):
+    """Draws in its steps too."""
+
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array, params: PyTree) -> tuple[PyTree, TimeStep]:
+        state, timestep = super().step(key, state, action, params)
+        return state, dataclasses.replace(timestep, reward=jax.random.uniform(key))
+
+
+def test_the_reset_in_a_step_has_a_key_of_its_own() -> None:
+    env = envs.AutoReset(RandomReward())
     with jax.debug_key_reuse(True):
-        key_reset, key_step = jax.random.split(jax.random.key(0))
-        state, _ = env.reset(key_reset, env.default_params)
-        env.step(key_step, state, jnp.int32(0), env.default_params)
-        with pytest.raises(jax.errors.KeyReuseError):
-            env.step(key_step, state, jnp.int32(0), env.default_params)
+        key_reset, key_first, key_second = jax.random.split(jax.random.key(0), 3)
+        state, _ = jax.jit(env.reset)(key_reset, env.default_params)
+        state, _ = jax.jit(env.step)(key_first, state, jnp.int32(0), env.default_params)
+        _, timestep = jax.jit(env.step)(key_second, state, jnp.int32(0), env.default_params)
+    assert timestep.is_first
+    assert timestep.reward != timestep.observation["a"][0]
 
 
 def test_auto_reset_gives_a_careless_environment_stable_types() -> None:

@@ -87,7 +87,7 @@ def test_train_tells_what_failed(
     assert cli.main(["train", "ppo_cartpole"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "greedy return 495.25 (7 episodes unfinished) after" in lines[0]  # of one seed there is no interval
-    assert lines[1] == "failed, their learners met NaN: seeds 1, 5"
+    assert lines[1] == "failed, their learners stopped being finite: seeds 1, 5"
 
 
 def test_train_an_outside_agent(runs: list[dict[str, Any]], tmp_path: Path) -> None:
