@@ -123,10 +123,10 @@ def with_types_of(tree: PyTree, like: PyTree) -> PyTree:
     Raises:
         InputError: The trees have different structures, or a leaf would lose its fraction or its number.
     """
-    if jax.tree.structure(tree) != jax.tree.structure(like):
+    trees: list[Any] = [jax.tree.structure(tree), jax.tree.structure(like)]  # PyTreeDef has no type for ==
+    if trees[0] != trees[1]:
         raise InputError(
-            f"an environment's step returns the structure {jax.tree.structure(tree)} and its reset "
-            f"{jax.tree.structure(like)}: return the same from both."
+            f"an environment's step returns {trees[0]} and its reset {trees[1]}: return the same from both."
         )
 
     def convert(path: Any, leaf: Any, target: Any) -> jax.Array:

@@ -175,5 +175,7 @@ def alike(space: Any, other: Any) -> bool:
     def describe(leaf: Space) -> tuple[Any, ...]:
         return type(leaf), leaf.shape, leaf.dtype, getattr(leaf, "n", None), getattr(leaf, "nvec", None)
 
-    same_tree = jax.tree.structure(space) == jax.tree.structure(other)
-    return same_tree and [describe(leaf) for leaf in leaves(space)] == [describe(leaf) for leaf in leaves(other)]
+    trees: list[Any] = [jax.tree.structure(space), jax.tree.structure(other)]  # PyTreeDef has no type for ==
+    return trees[0] == trees[1] and [describe(leaf) for leaf in leaves(space)] == [
+        describe(leaf) for leaf in leaves(other)
+    ]
