@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollax import envs
+from rollax import InputError, envs
 from rollax.envs import spaces
 from rollax.envs.base import Environment, TimeStep
 
@@ -79,7 +79,7 @@ class Careless(Counter):
         return {"count": 0, "x": 0.0}, envs.timestep(jnp.zeros(2))
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array, params: PyTree) -> tuple[PyTree, TimeStep]:
-        next_state = {"count": state["count"] + 1.0, "x": 1.0}
+        next_state = {"count": state["count"].astype(jnp.int8) + 1, "x": 1.0}
         return next_state, envs.timestep(jnp.ones(2, jnp.float16), jnp.float16(1), 0.0, jnp.int32(0))
 
 
@@ -216,6 +216,24 @@ def test_auto_reset_gives_a_careless_environment_stable_types() -> None:
         length=3,
     )
     np.testing.assert_array_equal(steps[0]["count"], [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"count": jnp.float32(1.5), "x": 1.0}, r"returns float32 and its reset int32 at \['count'\]"),
+        ({"count": 1, "x": 1.0, "new": 0}, "return the same from both"),
+    ],
+)
+def test_a_step_that_would_lose_something_is_a_sentence(changed: PyTree, sentence: str) -> None:
+    class Lossy(Careless):
+        def step(self, key: jax.Array, state: PyTree, action: jax.Array, params: PyTree) -> tuple[PyTree, TimeStep]:
+            return changed, envs.timestep(jnp.ones(2))
+
+    env = envs.AutoReset(Lossy())
+    state, _ = env.reset(jax.random.key(0), env.default_params)
+    with pytest.raises(InputError, match=sentence):
+        env.step(jax.random.key(0), state, jnp.int32(0), env.default_params)
 
 
 # EpisodeStatistics.
