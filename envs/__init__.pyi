@@ -1,4 +1,5 @@
 from . import spaces as spaces
+from . import transforms as transforms
 from .base import Environment as Environment
 from .base import EpisodeMetrics as EpisodeMetrics
 from .base import TimeStep as TimeStep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollax.envs.base import Environment
@@ -13,18 +14,30 @@ from rollax.importing import import_object, is_import_path
 _REQUIRED = ("reset", "step", "observation_space", "action_space", "default_params")
 
 
-def make(env: str | Environment, /, **kwargs: Any) -> Environment:
+def make(
+    env: str | Environment, /, *, transforms: Sequence[str | Mapping[str, Any]] = (), **kwargs: Any
+) -> Environment:
     """Builds an environment.
 
     Args:
         env: An id of `rollax list envs`; `package.module:NAME` or `file.py:NAME`, where NAME is an environment, its
             class or a function that returns one; or an environment object, which is returned as it is.
+        transforms: Names of `rollax.envs.transforms`, or tables with a `name` and arguments, innermost first.
         **kwargs: For an id of a suite, those that name a field of the environment's params override it and the others
             go to its constructor; for a class or a function, its arguments.
 
     Raises:
         InputError: The id is unknown, a keyword does not fit, or the object lacks a part of the protocol.
     """
+    made = _make(env, kwargs)
+    if not transforms:
+        return made
+    from rollax.envs.transforms import apply
+
+    return apply(made, transforms)
+
+
+def _make(env: str | Environment, kwargs: dict[str, Any]) -> Environment:
     if not isinstance(env, str):
         return _checked(env, kwargs, f"env.id = {env!r}")
     if env in ENVIRONMENTS:
