@@ -1,4 +1,6 @@
+from . import distributions as distributions
 from . import networks as networks
+from . import normalisation as normalisation
 from . import ppo as ppo
 from . import returns as returns
 from .base import Agent as Agent

@@ -1,7 +1,9 @@
-"""Networks shared by the agents: observation flattening, multi-layer perceptrons, orthogonal initialisation."""
+"""Networks shared by the agents: torsos from observations to features, linear layers, orthogonal initialisation."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from jax import lax
 from rollax.envs import spaces
 from rollax.envs.base import PyTree
 from rollax.errors import InputError, nearest
+from rollax.importing import import_object, is_import_path
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
@@ -22,9 +25,69 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": nn.silu,
     "elu": nn.elu,
 }
+TORSOS = ("mlp", "cnn")
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def activation(name: str) -> Callable[[jax.Array], jax.Array]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Network:
+    """Two pure functions from a batch of observations to features, or from features to outputs.
+
+    Attributes:
+        init: `(key, inputs) -> params`.
+        apply: `(params, inputs) -> float [B, F]`, for inputs with leaves `[B, ...]`.
+    """
+
+    init: Callable[[jax.Array, PyTree], PyTree]
+    apply: Callable[[PyTree, PyTree], jax.Array]
+
+
+def make_torso(
+    name: str, observation_space: PyTree, hidden_sizes: Sequence[int], activation: str, dtype: str = "float32"
+) -> Network:
+    """Returns the network from observations to features that a config asks for.
+
+    Args:
+        name: "mlp" flattens and concatenates the observation's leaves; "cnn" puts a 3 x 3 convolution with 16 filters
+            (as in MinAtar, Young and Tian 2019) before the MLP, for one `[height, width, channels]` observation;
+            `package.module:NAME` or `file.py:NAME` is called with the observation space and returns anything with
+            `init(key, observation)` and `apply(params, observation)`, which get the observation as it is.
+        observation_space: A PyTree of spaces.
+        hidden_sizes: Widths of the MLP's layers; the last is the number of features.
+        activation: The activation after each layer.
+        dtype: What the layers compute in, "float32" or "bfloat16"; parameters and features are float32.
+
+    Raises:
+        InputError: There is no such torso, activation or dtype, or it does not fit the observations.
+    """
+    activate = get_activation(activation)
+    if dtype not in DTYPES:
+        raise InputError(f"agent.compute_dtype = {dtype!r} is unknown: choose one of {', '.join(DTYPES)}.")
+    mlp = MLP(hidden_sizes, activate, DTYPES[dtype])
+    if name == "mlp":
+        return _from_flax(mlp, functools.partial(flatten_observation, space=observation_space))
+    if name == "cnn":
+        shape = observation_space.shape if isinstance(observation_space, spaces.Box) else ()
+        if len(shape) != 3 or min(shape[:2]) < 3:
+            raise InputError(
+                f"agent.torso = 'cnn' needs one Box [height, width, channels] of 3 x 3 pixels or more, not "
+                f"{observation_space!r}; use 'mlp'."
+            )
+        return _from_flax(CNN(mlp, activate, DTYPES[dtype]), lambda image: jnp.asarray(image, jnp.float32))
+    if is_import_path(name):
+        network = import_object(name, "agent.torso")(observation_space)
+        if not (callable(getattr(network, "init", None)) and callable(getattr(network, "apply", None))):
+            raise InputError(f"agent.torso = {name!r} must return an object with init and apply, not {network!r}.")
+        return Network(network.init, network.apply)
+    raise InputError(f"agent.torso = {name!r} is unknown: {nearest(name, TORSOS)} An import path works too.")
+
+
+def make_linear(num_outputs: int, scale: float) -> Network:
+    """Returns a linear layer in float32, `[B, F] -> [B, num_outputs]`, with orthogonal weights of a given scale."""
+    return _from_flax(nn.Dense(num_outputs, kernel_init=orthogonal(scale)), lambda features: features)
+
+
+def get_activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """Returns the activation function called `name`.
 
     Raises:
@@ -33,6 +96,20 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     if name not in ACTIVATIONS:
         raise InputError(f"agent.activation = {name!r} is no known activation: {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def num_features(torso: Network, observation_space: PyTree) -> int:
+    """Returns the width of a torso's features; nothing is computed.
+
+    Raises:
+        InputError: The torso does not turn observations `[1, ...]` into features `[1, F]`.
+    """
+    example = jax.tree.map(lambda leaf: leaf[None], spaces.zeros(observation_space))
+    features = jax.eval_shape(lambda key: torso.apply(torso.init(key, example), example), jax.random.key(0))
+    shape = getattr(features, "shape", None)  # a torso of one's own may return anything
+    if shape is None or len(shape) != 2 or shape[0] != 1:
+        raise InputError(f"agent.torso gives features of shape {shape} for one observation: return [batch, F].")
+    return int(shape[1])
 
 
 def flatten_observation(observation: PyTree, space: PyTree) -> jax.Array:
@@ -56,7 +133,7 @@ def flatten_observation(observation: PyTree, space: PyTree) -> jax.Array:
 
 
 def orthogonal(scale: float = 1.0) -> Callable[..., jax.Array]:
-    """Initialiser of `[rows, columns]` matrices with orthonormal rows or columns (Saxe et al. 2014), times `scale`.
+    """Initialiser of `[..., columns]` arrays with orthonormal rows or columns (Saxe et al. 2014), times `scale`.
 
     The same distribution as `jax.nn.initializers.orthogonal`, by Gram-Schmidt in place of LAPACK's QR: the batched QR
     that a vmap over seeds makes deadlocks a program on two CPU devices with jax 0.10.2.
@@ -83,15 +160,58 @@ def orthogonal(scale: float = 1.0) -> Callable[..., jax.Array]:
 
 
 class MLP(nn.Module):
-    """A multi-layer perceptron with orthogonal weights and zero biases: `[..., F] -> [..., num_outputs]`."""
+    """A multi-layer perceptron with orthogonal weights and zero biases: `[..., F] -> [..., hidden_sizes[-1]]`."""
 
     hidden_sizes: Sequence[int]
-    num_outputs: int
-    activation: str = "tanh"
-    output_scale: float = 1.0
+    activate: Callable[[jax.Array], jax.Array]
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for width in self.hidden_sizes:
-            x = activation(self.activation)(nn.Dense(width, kernel_init=orthogonal(np.sqrt(2.0)))(x))
-        return nn.Dense(self.num_outputs, kernel_init=orthogonal(self.output_scale))(x)
+            x = self.activate(nn.Dense(width, dtype=self.dtype, kernel_init=orthogonal(np.sqrt(2.0)))(x))
+        return x
+
+
+class CNN(nn.Module):
+    """A 3 x 3 convolution with 16 filters and no padding, then an MLP: `[B, H, W, C] -> [B, F]`."""
+
+    mlp: MLP
+    activate: Callable[[jax.Array], jax.Array]
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, image: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", orthogonal(np.sqrt(2.0)), (3, 3, image.shape[-1], 16), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros_init(), (16,), jnp.float32)
+        maps = self.activate(convolve(image.astype(self.dtype), kernel.astype(self.dtype)) + bias.astype(self.dtype))
+        return self.mlp(maps.reshape(image.shape[0], -1))
+
+
+def convolve(image: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolves `[B, H, W, C]` with a kernel `[h, w, C, F]`, without padding: `[B, H - h + 1, W - w + 1, F]`.
+
+    On CPU as one matrix product with shifted slices, whose gradient inside a loop is several times faster than that of
+    XLA's convolution; elsewhere as a convolution.
+    """
+
+    def as_product(image: jax.Array, kernel: jax.Array) -> jax.Array:
+        height, width = (image.shape[axis] - kernel.shape[axis - 1] + 1 for axis in (1, 2))
+        slices = [
+            image[:, row : row + height, column : column + width]
+            for row in range(kernel.shape[0])
+            for column in range(kernel.shape[1])
+        ]
+        return jnp.concatenate(slices, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+
+    def as_convolution(image: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(image, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    return lax.platform_dependent(image, kernel, cpu=as_product, default=as_convolution)
+
+
+def _from_flax(module: nn.Module, prepare: Callable[[PyTree], jax.Array]) -> Network:
+    def apply(params: PyTree, inputs: PyTree) -> jax.Array:
+        return jnp.asarray(module.apply(params, prepare(inputs)), jnp.float32)
+
+    return Network(init=lambda key, inputs: module.init(key, prepare(inputs)), apply=apply)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from rollax.agents import heads, networks, optimisers, returns
+from rollax.agents import heads, networks, normalisation, optimisers, returns
 from rollax.agents.base import Agent, Decision, Hyperparameters, Rollout, Update, hyperparameters_of, require
 from rollax.envs import spaces
-from rollax.envs.base import PyTree, TimeStep
+from rollax.envs.base import PyTree, TimeStep, select
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +35,14 @@ class Config:
     """lambda of the generalised advantage estimates."""
     clip_epsilon: float = 0.2
     """How far the probability ratio may leave 1 before its gradient stops."""
+    clip_schedule: str = "constant"
+    """How `clip_epsilon` falls over `horizon`."""
+    clip_value: bool = False
+    """Whether the value loss is clipped too: values that moved more than `clip_epsilon` get no gradient."""
     entropy_coefficient: float = 0.01
     """Weight of the entropy bonus."""
+    entropy_schedule: str = "constant"
+    """How `entropy_coefficient` falls over `horizon`."""
     value_coefficient: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
@@ -46,27 +53,55 @@ class Config:
     """Passes over each rollout."""
     num_minibatches: int = 4
     """Minibatches per pass; must divide num_envs * num_steps."""
-    normalise_advantage: bool = True
-    """Whether each minibatch's advantages are shifted and scaled to mean 0 and standard deviation 1."""
+    stop_at_target_kl: bool = False
+    """Whether a rollout's remaining minibatches are skipped once the policy has moved by `target_kl`."""
+    target_kl: float = 0.02
+    """Approximate KL divergence from the policy that acted, in nats, at which `stop_at_target_kl` stops."""
+    normalise_advantage: Literal["minibatch", "batch", "none"] = "minibatch"
+    """Over which samples advantages are shifted and scaled to mean 0 and standard deviation 1."""
+    normalise_observation: bool = False
+    """Whether observations are shifted and scaled by their running mean and standard deviation."""
+    normalise_reward: bool = False
+    """Whether rewards are scaled by the running standard deviation of their discounted sum."""
+    torso: str = "mlp"
+    """Network below policy and value: mlp, cnn, or package.module:NAME or file.py:NAME of one's own."""
+    shared_torso: bool = False
+    """Whether policy and value share one torso."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of the policy network, and of the value network."""
+    """Widths of the torso's hidden layers."""
     activation: str = "tanh"
     """Activation between layers: tanh, relu, gelu, silu or elu."""
+    compute_dtype: str = "float32"
+    """What the torso computes in: float32 or bfloat16."""
+    squash: bool = False
+    """Whether actions of a Box are squashed into it by tanh rather than clipped."""
+    state_dependent_scale: bool = False
+    """Whether the scale of a Box's actions is a network output rather than a parameter."""
+    initial_log_scale: float = 0.0
+    """Logarithm of that scale at the start, in units of half the Box."""
+    exploration_period: int = 0
+    """Mean steps between draws of state-dependent exploration noise (gSDE); 0: independent noise at each step."""
 
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:
     """Raises InputError where the config cannot train on rollouts of `num_steps` x `num_envs`."""
-    for name in ("learning_rate", "max_grad_norm", "adam_epsilon"):
+    for name in ("learning_rate", "max_grad_norm", "adam_epsilon", "target_kl"):
         require(getattr(config, name) > 0, f"agent.{name}", getattr(config, name), "must be above 0")
     for name in ("discount", "gae_lambda"):
         require(0 <= getattr(config, name) <= 1, f"agent.{name}", getattr(config, name), "must be between 0 and 1")
-    for name in ("clip_epsilon", "entropy_coefficient", "value_coefficient", "horizon"):
+    for name in ("clip_epsilon", "entropy_coefficient", "value_coefficient", "horizon", "exploration_period"):
         require(getattr(config, name) >= 0, f"agent.{name}", getattr(config, name), "must not be negative")
     for name in ("num_epochs", "num_minibatches"):
         require(getattr(config, name) >= 1, f"agent.{name}", getattr(config, name), "must be at least 1")
+    require(
+        math.isfinite(config.initial_log_scale), "agent.initial_log_scale", config.initial_log_scale, "must be finite"
+    )
+    scopes = ("minibatch", "batch", "none")
+    scope = config.normalise_advantage
+    require(scope in scopes, "agent.normalise_advantage", scope, f"must be one of {', '.join(scopes)}")
     require(min(config.hidden_sizes, default=1) >= 1, "agent.hidden_sizes", config.hidden_sizes, "must be at least 1")
-    networks.activation(config.activation)
-    optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")
+    for name in ("learning_rate_schedule", "clip_schedule", "entropy_schedule"):
+        optimisers.schedule(getattr(config, name), f"agent.{name}")
     require(
         num_steps * num_envs % config.num_minibatches == 0,
         "agent.num_minibatches",
@@ -80,9 +115,11 @@ def check(config: Config, num_steps: int, num_envs: int) -> None:
 class Params:
     """Everything that gradients change."""
 
-    actor: PyTree  # flax params of the policy network
-    head: PyTree  # parameters of the policy head that do not depend on the observation
-    critic: PyTree  # flax params of the value network
+    torso: PyTree  # of the policy's torso, and of the value's where it is shared
+    value_torso: PyTree  # of the value's torso; () where it is shared
+    policy: PyTree  # of the linear layer to the policy head's inputs
+    head: PyTree  # of the policy head, what does not depend on the observation
+    value: PyTree  # of the linear layer to the value
 
 
 @jax.tree_util.register_dataclass
@@ -92,6 +129,8 @@ class State:
 
     params: Params
     opt_state: optax.OptState
+    observation_statistics: normalisation.Statistics | None  # None unless observations are normalised
+    return_statistics: normalisation.Statistics | None  # of discounted sums of rewards; None unless those are
     hyperparameters: Hyperparameters  # float32 scalars
     updates: jax.Array  # int32 [], rollouts learnt from
     env_steps: jax.Array  # int32 [], environment steps observed
@@ -99,13 +138,23 @@ class State:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Memory:
+    """What the agent carries from step to step."""
+
+    exploration: PyTree  # leaves [N, ...], of the policy head
+    discounted_sum: jax.Array | None  # float32 [N], of the episode's rewards so far, newest undiscounted
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Batch:
     """One rollout, flattened to B = T * N samples, with its targets."""
 
-    observation: jax.Array  # float32 [B, F], flattened
-    action_mask: jax.Array | None  # bool [B, num_actions]
+    observation: PyTree  # [B, *observation_shape], normalised
+    action_mask: PyTree | None  # bool [B, num_actions]
     sample: jax.Array  # [B, ...], what the policy head sampled
     log_prob: jax.Array  # float32 [B], under the policy that acted
+    value: jax.Array  # float32 [B], of the value function that acted
     advantage: jax.Array  # float32 [B]
     target: jax.Array  # float32 [B], lambda-returns
 
@@ -117,17 +166,27 @@ class Parts:
     config: Config
     observation_space: PyTree
     head: heads.Head
-    actor: networks.MLP
-    critic: networks.MLP
+    torso: networks.Network
+    policy_layer: networks.Network
+    value_layer: networks.Network
 
-    def policy(self, params: Params, observation: jax.Array, mask: jax.Array | None) -> Any:
-        """The distribution `[...]` over samples at flattened observations `[..., F]`."""
-        outputs = jnp.asarray(self.actor.apply(params.actor, observation))
-        return self.head.distribution(outputs, params.head, mask)
+    def policy(self, params: Params, features: jax.Array, mask: PyTree | None) -> Any:
+        """The distribution `[B]` over samples at features `[B, F]` of the policy's torso."""
+        return self.head.distribution(self.policy_layer.apply(params.policy, features), features, params.head, mask)
 
-    def value(self, params: Params, observation: jax.Array) -> jax.Array:
-        """V(s), float32 `[...]`, at flattened observations `[..., F]`."""
-        return jnp.asarray(self.critic.apply(params.critic, observation))[..., 0]
+    def value(self, params: Params, features: jax.Array) -> jax.Array:
+        """V(s), float32 `[B]`, at features `[B, F]` of the value's torso."""
+        return self.value_layer.apply(params.value, features)[..., 0]
+
+    def value_features(self, params: Params, observation: PyTree) -> jax.Array:
+        """The features `[B, F]` of the value's torso."""
+        return self.torso.apply(params.torso if self.config.shared_torso else params.value_torso, observation)
+
+    def normalise(self, state: State, observation: PyTree) -> PyTree:
+        """The observation as the networks get it."""
+        if state.observation_statistics is None:
+            return observation
+        return normalisation.normalise(state.observation_statistics, observation)
 
     def optimiser(self, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
         """Adam with clipping, without its learning rate."""
@@ -138,26 +197,18 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
     """Returns a PPO agent.
 
     Args:
-        observation_space: A PyTree of spaces; its leaves are flattened and concatenated.
-        action_space: `Discrete`, or `Box`, whose finite bounds actions are scaled and clipped to.
+        observation_space: A PyTree of spaces.
+        action_space: `Discrete`, `MultiDiscrete`, or `Box`, whose finite bounds actions are scaled to and kept within.
         config: What PPO can be told.
 
     Raises:
-        InputError: PPO cannot act in the action space.
+        InputError: PPO cannot act in the action space, or the torso does not fit the observations.
     """
-    spaces.leaves(observation_space)
-    head = heads.make(action_space, "ppo")
-    parts = Parts(
-        config=config,
-        observation_space=observation_space,
-        head=head,
-        actor=networks.MLP(config.hidden_sizes, head.num_outputs, config.activation, output_scale=0.01),
-        critic=networks.MLP(config.hidden_sizes, 1, config.activation, output_scale=1.0),
-    )
+    parts = make_parts(observation_space, action_space, config)
     return Agent(
         init=functools.partial(init, parts),
-        init_memory=lambda num_envs: (),
-        noise=head.noise,
+        init_memory=functools.partial(init_memory, parts),
+        noise=parts.head.noise,
         act_with=functools.partial(act_with, parts),
         observe=observe,
         update=functools.partial(update, parts),
@@ -165,100 +216,201 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
     )
 
 
+def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Config) -> Parts:
+    """Returns the static pieces of the agent that `make` returns; arguments and errors are the same."""
+    spaces.leaves(observation_space)
+    torso = networks.make_torso(
+        config.torso, observation_space, config.hidden_sizes, config.activation, config.compute_dtype
+    )
+    head = heads.make(
+        action_space,
+        "ppo",
+        networks.num_features(torso, observation_space),
+        config.squash,
+        config.state_dependent_scale,
+        config.exploration_period,
+    )
+    return Parts(
+        config=config,
+        observation_space=observation_space,
+        head=head,
+        torso=torso,
+        policy_layer=networks.make_linear(head.num_outputs, scale=0.01),
+        value_layer=networks.make_linear(1, scale=1.0),
+    )
+
+
 def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None = None) -> State:
     """Returns a fresh agent; `hyperparameters` replaces numbers of the config."""
-    key_actor, key_critic = jax.random.split(key)
-    hyper = hyperparameters_of(parts.config, hyperparameters)
-    example = networks.flatten_observation(spaces.zeros(parts.observation_space), parts.observation_space)
+    config = parts.config
+    key_torso, key_value_torso, key_policy, key_value = jax.random.split(key, 4)
+    hyper = hyperparameters_of(config, hyperparameters)
+    example = spaces.zeros(parts.observation_space)
+    batch = jax.tree.map(lambda leaf: leaf[None], example)
+    torso = parts.torso.init(key_torso, batch)
+    features = jnp.zeros(jax.eval_shape(parts.torso.apply, torso, batch).shape)
     params = Params(
-        actor=parts.actor.init(key_actor, example),
-        head=parts.head.init(),
-        critic=parts.critic.init(key_critic, example),
+        torso=torso,
+        value_torso=() if config.shared_torso else parts.torso.init(key_value_torso, batch),
+        policy=parts.policy_layer.init(key_policy, features),
+        head=parts.head.init(hyper["initial_log_scale"]),
+        value=parts.value_layer.init(key_value, features),
     )
     return State(
         params=params,
         opt_state=parts.optimiser(hyper).init(params),
+        observation_statistics=normalisation.init(example) if config.normalise_observation else None,
+        return_statistics=normalisation.init(jnp.zeros(())) if config.normalise_reward else None,
         hyperparameters=hyper,
         updates=jnp.zeros((), jnp.int32),
         env_steps=jnp.zeros((), jnp.int32),
     )
 
 
+def init_memory(parts: Parts, num_envs: int) -> Memory:
+    """Returns the memory of `num_envs` environments at the start of an episode."""
+    discounted_sum = jnp.zeros((num_envs,)) if parts.config.normalise_reward else None
+    return Memory(parts.head.init_memory(num_envs), discounted_sum)
+
+
 def act_with(
-    parts: Parts, state: State, memory: PyTree, timestep: TimeStep, noise: Any, explore: bool = True
-) -> tuple[PyTree, Decision]:
+    parts: Parts, state: State, memory: Memory, timestep: TimeStep, noise: Any, explore: bool = True
+) -> tuple[Memory, Decision]:
     """Samples actions, or takes the most likely ones where `explore` is False."""
-    observation = networks.flatten_observation(timestep.observation, parts.observation_space)
-    policy = parts.policy(state.params, observation, timestep.action_mask)
-    sample = parts.head.sample(policy, noise) if explore else policy.mode()
-    return memory, Decision(parts.head.to_action(sample), {"sample": sample})
+    features = parts.torso.apply(state.params.torso, parts.normalise(state, timestep.observation))
+    policy = parts.policy(state.params, features, timestep.action_mask)
+    exploration = memory.exploration
+    if explore:
+        exploration, sample = parts.head.sample(
+            policy, features, state.params.head, noise, exploration, timestep.is_first
+        )
+    else:
+        sample = policy.mode()
+    extras = {"sample": sample}
+    discounted_sum = memory.discounted_sum
+    if discounted_sum is not None:
+        discounted_sum = timestep.reward + state.hyperparameters["discount"] * discounted_sum
+        discounted_sum = jnp.where(timestep.is_first, 0.0, discounted_sum)
+        extras["discounted_sum"] = discounted_sum
+    return Memory(exploration, discounted_sum), Decision(parts.head.to_action(sample), extras)
 
 
 def observe(state: State, rollout: Rollout) -> State:
-    """Counts the environment steps."""
-    return dataclasses.replace(state, env_steps=state.env_steps + rollout.reward.size)
+    """Counts the environment steps and adds the rollout to the statistics, once the update has used the old ones."""
+    observations, discounted_sums = state.observation_statistics, state.return_statistics
+    if observations is not None:
+        observations = normalisation.merge(observations, rollout.observation)
+    if discounted_sums is not None:
+        before = rollout.extras["discounted_sum"]
+        discounted_sums = normalisation.merge(
+            discounted_sums, rollout.reward + state.hyperparameters["discount"] * before
+        )
+    return dataclasses.replace(
+        state,
+        observation_statistics=observations,
+        return_statistics=discounted_sums,
+        env_steps=state.env_steps + rollout.reward.size,
+    )
 
 
 def update(parts: Parts, state: State, rollout: Rollout, key: jax.Array) -> tuple[State, Update]:
     """Learns from one rollout `[T, N]`: `num_epochs` passes over it in `num_minibatches` random minibatches each."""
-    config, hyper = parts.config, state.hyperparameters
+    config = parts.config
     batch = prepare(parts, state, rollout)
-    progress = optimisers.progress(state.updates, hyper["horizon"])
-    learning_rate = hyper["learning_rate"] * optimisers.schedule(config.learning_rate_schedule, "")(progress)
+    hyper = scheduled(config, state)
     optimiser = parts.optimiser(hyper)
 
-    def learn(carry: tuple[Params, Any], indices: jax.Array) -> tuple[tuple[Params, Any], dict[str, jax.Array]]:
-        params, opt_state = carry
+    def learn(carry: Any, indices: jax.Array) -> Any:
+        learnt, stopped = carry
+        params, opt_state = learnt
         minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
         gradients, metrics = jax.grad(functools.partial(loss, parts), has_aux=True)(params, hyper, minibatch)
-        params, opt_state = optimisers.descend(optimiser, gradients, opt_state, params, learning_rate)
-        return (params, opt_state), {**metrics, "gradient_norm": optax.tree.norm(gradients)}
+        after = optimisers.descend(optimiser, gradients, opt_state, params, hyper["learning_rate"])
+        if config.stop_at_target_kl:
+            stopped = stopped | (metrics["approximate_kl"] > hyper["target_kl"])
+            after = select(stopped, learnt, after)
+        return (after, stopped), {**metrics, "gradient_norm": optax.tree.norm(gradients)}
 
     keys = jax.random.split(key, config.num_epochs)
     indices = jax.vmap(jax.random.permutation, in_axes=(0, None))(keys, rollout.reward.size)
     indices = indices.reshape(config.num_epochs * config.num_minibatches, -1)
-    (params, opt_state), metrics = lax.scan(learn, (state.params, state.opt_state), indices)
+    carry = ((state.params, state.opt_state), jnp.zeros((), jnp.bool_))
+    ((params, opt_state), _), metrics = lax.scan(learn, carry, indices)
     state = dataclasses.replace(state, params=params, opt_state=opt_state, updates=state.updates + 1)
-    return state, Update({**jax.tree.map(jnp.mean, metrics), "learning_rate": learning_rate})
+    return state, Update({**jax.tree.map(jnp.mean, metrics), "learning_rate": hyper["learning_rate"]})
+
+
+def scheduled(config: Config, state: State) -> Hyperparameters:
+    """Returns the hyperparameters of this update: those with a schedule are scaled by it."""
+    progress = optimisers.progress(state.updates, state.hyperparameters["horizon"])
+    schedules = {
+        "learning_rate": config.learning_rate_schedule,
+        "clip_epsilon": config.clip_schedule,
+        "entropy_coefficient": config.entropy_schedule,
+    }
+    scaled = {
+        name: state.hyperparameters[name] * optimisers.schedule(schedule, f"agent.{name}")(progress)
+        for name, schedule in schedules.items()
+    }
+    return {**state.hyperparameters, **scaled}
 
 
 def prepare(parts: Parts, state: State, rollout: Rollout) -> Batch:
     """Returns the rollout's samples with log-probs, advantages and value targets, from one batched forward pass."""
-    hyper = state.hyperparameters
-    observation = networks.flatten_observation(rollout.observation, parts.observation_space)
-    final_observation = networks.flatten_observation(rollout.final_observation, parts.observation_space)
-    value, next_value = parts.value(state.params, jnp.stack([observation, final_observation]))
+    hyper, params = state.hyperparameters, state.params
+    num_steps, num_envs = rollout.reward.shape
+
+    def flatten(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(num_steps * num_envs, *leaf.shape[2:]), tree)
+
+    observation = parts.normalise(state, flatten(rollout.observation))
+    final_observation = parts.normalise(state, flatten(rollout.final_observation))
+    features = parts.torso.apply(params.torso, observation)
+    log_prob = parts.policy(params, features, flatten(rollout.action_mask)).log_prob(flatten(rollout.extras["sample"]))
+    value = parts.value(params, features if parts.config.shared_torso else parts.value_features(params, observation))
+    next_value = parts.value(params, parts.value_features(params, final_observation))
+    reward = rollout.reward
+    if state.return_statistics is not None:
+        reward = jnp.clip(reward / normalisation.standard_deviation(state.return_statistics), -10.0, 10.0)
     advantage = returns.generalised_advantage(
-        rollout.reward,
-        value,
-        next_value,
+        reward,
+        value.reshape(num_steps, num_envs),
+        next_value.reshape(num_steps, num_envs),
         rollout.terminated,
         rollout.truncated,
         hyper["discount"],
         hyper["gae_lambda"],
-    )
-    sample = rollout.extras["sample"]
-    log_prob = parts.policy(state.params, observation, rollout.action_mask).log_prob(sample)
-    batch = Batch(observation, rollout.action_mask, sample, log_prob, advantage, advantage + value)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(rollout.reward.size, *leaf.shape[2:]), batch)
+    ).reshape(-1)
+    target = advantage + value
+    if parts.config.normalise_advantage == "batch":
+        advantage = standardised(advantage)
+    sample = flatten(rollout.extras["sample"])
+    return Batch(observation, flatten(rollout.action_mask), sample, log_prob, value, advantage, target)
 
 
 def loss(parts: Parts, params: Params, hyper: Hyperparameters, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The clipped surrogate, value and entropy losses of one minibatch.
 
-    ratio = pi(a|s) / pi_old(a|s)
-    L = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A)) + c_v mean((V - target)^2) / 2 - c_e mean(entropy)
+        ratio = pi(a|s) / pi_old(a|s)
+        L = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A)) + c_v mean((V - target)^2) / 2 - c_e mean(entropy)
+
+    With `clip_value` the square is the larger one of V and of V_old + clip(V - V_old, -eps, eps).
     """
-    policy = parts.policy(params, batch.observation, batch.action_mask)
-    value = parts.value(params, batch.observation)
+    config = parts.config
+    features = parts.torso.apply(params.torso, batch.observation)
+    policy = parts.policy(params, features, batch.action_mask)
+    value = parts.value(params, features if config.shared_torso else parts.value_features(params, batch.observation))
     log_ratio = policy.log_prob(batch.sample) - batch.log_prob
     ratio = jnp.exp(log_ratio)
-    advantage = batch.advantage
-    if parts.config.normalise_advantage:
-        advantage = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
-    clipped_ratio = jnp.clip(ratio, 1.0 - hyper["clip_epsilon"], 1.0 + hyper["clip_epsilon"])
+    epsilon = hyper["clip_epsilon"]
+    advantage = standardised(batch.advantage) if config.normalise_advantage == "minibatch" else batch.advantage
+    clipped_ratio = jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon)
     policy_loss = -jnp.mean(jnp.minimum(ratio * advantage, clipped_ratio * advantage))
-    value_loss = 0.5 * jnp.mean(jnp.square(value - batch.target))
+    square = jnp.square(value - batch.target)
+    if config.clip_value:
+        clipped_value = batch.value + jnp.clip(value - batch.value, -epsilon, epsilon)
+        square = jnp.maximum(square, jnp.square(clipped_value - batch.target))
+    value_loss = 0.5 * jnp.mean(square)
     entropy = jnp.mean(policy.entropy())
     total = policy_loss + hyper["value_coefficient"] * value_loss - hyper["entropy_coefficient"] * entropy
     return total, {
@@ -266,5 +418,10 @@ def loss(parts: Parts, params: Params, hyper: Hyperparameters, batch: Batch) -> 
         "value_loss": value_loss,
         "entropy": entropy,
         "approximate_kl": jnp.mean(ratio - 1.0 - log_ratio),
-        "clip_fraction": jnp.mean(jnp.abs(ratio - 1.0) > hyper["clip_epsilon"]),
+        "clip_fraction": jnp.mean(jnp.abs(ratio - 1.0) > epsilon),
     }
+
+
+def standardised(advantage: jax.Array) -> jax.Array:
+    """Returns advantages `[B]` with mean 0 and standard deviation 1."""
+    return (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)

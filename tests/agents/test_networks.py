@@ -132,28 +132,35 @@ def test_tuples_and_numpy_leaves() -> None:
 
 
 def test_mlp_against_numpy() -> None:
-    network = MLP((5, 4), 3, "tanh", output_scale=0.01)
+    torso = networks.make_torso("mlp", Box(-9, 9, (7,)), (5, 4), "tanh")
+    layer = networks.make_linear(3, 0.01)
     x = jax.random.normal(jax.random.key(1), (2, 6, 7))
-    params = jax.jit(network.init)(jax.random.key(0), x[0, 0])
-    layers = [params["params"][f"Dense_{index}"] for index in range(3)]
-    for layer, shape, scale in zip(layers, [(7, 5), (5, 4), (4, 3)], [np.sqrt(2), np.sqrt(2), 0.01], strict=True):
-        assert layer["kernel"].shape == shape
-        np.testing.assert_array_equal(layer["bias"], np.zeros(shape[1]))
-        np.testing.assert_allclose(gram(layer["kernel"] / scale), np.eye(min(shape)), atol=1e-5)
+    params = jax.jit(torso.init)(jax.random.key(0), x[0, 0])
+    last = jax.jit(layer.init)(jax.random.key(1), jnp.zeros(4))
+    assert sorted(params["params"]) == ["Dense_0", "Dense_1"]
+    layers = [params["params"]["Dense_0"], params["params"]["Dense_1"], last["params"]]
+    for weights, shape, scale in zip(layers, [(7, 5), (5, 4), (4, 3)], [np.sqrt(2), np.sqrt(2), 0.01], strict=True):
+        assert weights["kernel"].shape == shape
+        np.testing.assert_array_equal(weights["bias"], np.zeros(shape[1]))
+        np.testing.assert_allclose(gram(weights["kernel"] / scale), np.eye(min(shape)), atol=1e-5)
 
     hidden = np.asarray(x, np.float64)
-    params = jax.tree.map(lambda leaf: leaf + 0.1, params)  # biases too
-    for index in range(3):
-        layer = params["params"][f"Dense_{index}"]
-        hidden = hidden @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"], np.float64)
+    params, last = jax.tree.map(lambda leaf: leaf + 0.1, (params, last))  # biases too
+    layers = [params["params"]["Dense_0"], params["params"]["Dense_1"], last["params"]]
+    for index, weights in enumerate(layers):
+        hidden = hidden @ np.asarray(weights["kernel"], np.float64) + np.asarray(weights["bias"], np.float64)
         if index < 2:
             hidden = np.tanh(hidden)
-    np.testing.assert_allclose(network.apply(params, x), hidden, rtol=1e-5)
-    np.testing.assert_allclose(jax.jit(network.apply)(params, x), hidden, rtol=1e-5)
+
+    def apply(params: Any, last: Any, x: jax.Array) -> jax.Array:
+        return layer.apply(last, torso.apply(params, x))
+
+    np.testing.assert_allclose(apply(params, last, x), hidden, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(apply)(params, last, x), hidden, rtol=1e-5)
 
 
 def test_seeds_of_a_vmap_have_their_own_weights() -> None:
-    network = MLP((3,), 2)
+    network = MLP((3,), jnp.tanh)
     keys = jax.random.split(jax.random.key(0), 4)
     kernels = jax.jit(jax.vmap(lambda key: network.init(key, jnp.zeros(4))))(keys)["params"]["Dense_0"]["kernel"]
     assert kernels.shape == (4, 4, 3)
@@ -161,12 +168,13 @@ def test_seeds_of_a_vmap_have_their_own_weights() -> None:
 
 
 def test_without_hidden_layers_it_is_linear() -> None:
-    network = MLP((), 2)
-    params = network.init(jax.random.key(0), jnp.zeros(3))
-    assert list(params["params"]) == ["Dense_0"]
-    np.testing.assert_allclose(
-        network.apply(params, 2 * jnp.ones(3)), 2 * network.apply(params, jnp.ones(3)), rtol=1e-6
-    )
+    torso, layer = networks.make_torso("mlp", Box(-9, 9, (3,)), (), "tanh"), networks.make_linear(2, 1.0)
+    params = torso.init(jax.random.key(0), jnp.zeros((1, 3)))
+    assert jax.tree.leaves(params) == []
+    np.testing.assert_array_equal(torso.apply(params, jnp.arange(3.0)[None]), [[0.0, 1.0, 2.0]])
+    last = layer.init(jax.random.key(0), jnp.zeros((1, 3)))
+    assert sorted(last["params"]) == ["bias", "kernel"]
+    np.testing.assert_allclose(layer.apply(last, 2 * jnp.ones(3)), 2 * layer.apply(last, jnp.ones(3)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +189,11 @@ def test_without_hidden_layers_it_is_linear() -> None:
 )
 def test_activations(name: str, at_minus_1: float, at_2: float) -> None:
     # gelu is the usual approximation by tanh, which is within 1e-3 of the exact one.
-    np.testing.assert_allclose(networks.activation(name)(jnp.array([-1.0, 2.0])), [at_minus_1, at_2], atol=1e-3)
+    np.testing.assert_allclose(networks.get_activation(name)(jnp.array([-1.0, 2.0])), [at_minus_1, at_2], atol=1e-3)
 
 
 def test_an_unknown_activation_is_a_sentence() -> None:
     with pytest.raises(InputError, match=r"agent\.activation = 'tahn' is no known activation: did you mean 'tanh'"):
-        networks.activation("tahn")
+        networks.get_activation("tahn")
     with pytest.raises(InputError, match=r"agent\.activation = 'softmax'"):
-        MLP((3,), 2, "softmax").init(jax.random.key(0), jnp.zeros(4))
+        networks.make_torso("mlp", Box(-1, 1, (4,)), (3,), "softmax")

@@ -16,7 +16,6 @@ import scipy.stats
 
 from rollax import InputError, envs
 from rollax.agents import Agent, Rollout, hyperparameters_of, ppo
-from rollax.envs import TimeStep
 from rollax.envs.spaces import Box, Discrete
 
 MAYBE_JIT = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])
@@ -28,6 +27,12 @@ T, N = 16, 4
 def parts_of(agent: Agent) -> ppo.Parts:
     assert isinstance(agent.update, functools.partial)
     return agent.update.args[0]
+
+
+def policy_of(parts: ppo.Parts, state: ppo.State, observation: Any, mask: Any = None) -> Any:
+    """The policy at observations as the environment shows them."""
+    features = parts.torso.apply(state.params.torso, parts.normalise(state, observation))
+    return parts.policy(state.params, features, mask)
 
 
 def tree_equal(a: Any, b: Any) -> bool:
@@ -59,17 +64,17 @@ def case(env_id: str) -> Case:
         params = jax.tree.map(lambda leaf: 0.5 * noise[: leaf.size].reshape(leaf.shape), state.params)
         state = dataclasses.replace(state, params=params, hyperparameters=hyperparameters_of(config))
 
-        def step(carry: tuple[Any, TimeStep], key: jax.Array) -> tuple[tuple[Any, TimeStep], Any]:
-            env_state, before = carry
+        def step(carry: Any, key: jax.Array) -> tuple[Any, Any]:
+            memory, env_state, before = carry
             key_act, key_step = jax.random.split(key)
-            _, decision = agent.act(state, (), before, key_act)
+            memory, decision = agent.act(state, memory, before, key_act)
             env_state, after = env.step(key_step, env_state, decision.action, env.default_params)
             row = Rollout.row(before, decision, after)
-            log_prob = parts.policy(state.params, before.observation, None).log_prob(decision.extras["sample"])
-            return (env_state, after), (row, log_prob)
+            log_prob = policy_of(parts, state, before.observation).log_prob(decision.extras["sample"])
+            return (memory, env_state, after), (row, log_prob)
 
-        carry = env.reset(key_reset, env.default_params)
-        (_, last), (rollout, log_prob) = jax.lax.scan(step, carry, jax.random.split(key_steps, T))
+        carry = (agent.init_memory(N), *env.reset(key_reset, env.default_params))
+        (_, _, last), (rollout, log_prob) = jax.lax.scan(step, carry, jax.random.split(key_steps, T))
         return state, dataclasses.replace(rollout, last=last), log_prob
 
     state, rollout, log_prob = jax.jit(run)(jax.random.key(2))
@@ -89,7 +94,8 @@ def test_the_first_ratio_is_one(env_id: str) -> None:
     def log_probs(state: ppo.State, rollout: Rollout) -> tuple[jax.Array, jax.Array, jax.Array]:
         batch = ppo.prepare(parts, state, rollout)
         minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
-        policy = parts.policy(state.params, minibatch.observation, minibatch.action_mask)
+        features = parts.torso.apply(state.params.torso, minibatch.observation)
+        policy = parts.policy(state.params, features, minibatch.action_mask)
         return batch.log_prob, minibatch.log_prob, policy.log_prob(minibatch.sample)
 
     for transform in (jax.jit, lambda f: f) if env_id == "CartPole-v1" else (jax.jit,):
@@ -111,9 +117,13 @@ def test_the_first_minibatch_does_not_clip(env_id: str) -> None:
     assert update.priorities is None
 
 
-def linear(kernel: Any, bias: Any) -> Any:
-    """The params of a network without hidden layers."""
-    return {"params": {"Dense_0": {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}}}
+def params_of(kernel: Any, bias: Any, head: Any = ()) -> ppo.Params:
+    """The params of linear networks: a policy of one's own, and the value 2 x."""
+
+    def linear(kernel: Any, bias: Any) -> Any:
+        return {"params": {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}}
+
+    return ppo.Params(torso={}, value_torso={}, policy=linear(kernel, bias), head=head, value=linear([[2]], [0]))
 
 
 def test_advantages_and_targets_of_a_real_rollout() -> None:
@@ -121,11 +131,12 @@ def test_advantages_and_targets_of_a_real_rollout() -> None:
     parts = parts_of(agent)
     assert rollout.terminated.any()
     assert rollout.truncated.any()
-    layers = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.params.critic["params"])
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.params)
+    hidden_layer, last_layer = params.value_torso["params"]["Dense_0"], params.value["params"]
 
     def value(observation: jax.Array) -> np.ndarray:
-        hidden = np.tanh(np.asarray(observation, np.float64) @ layers["Dense_0"]["kernel"] + layers["Dense_0"]["bias"])
-        return (hidden @ layers["Dense_1"]["kernel"] + layers["Dense_1"]["bias"])[..., 0]
+        hidden = np.tanh(np.asarray(observation, np.float64) @ hidden_layer["kernel"] + hidden_layer["bias"])
+        return (hidden @ last_layer["kernel"] + last_layer["bias"])[..., 0]
 
     values = value(rollout.observation)
     advantages = np.zeros((T + 1, N))
@@ -136,6 +147,7 @@ def test_advantages_and_targets_of_a_real_rollout() -> None:
     batch = jax.jit(functools.partial(ppo.prepare, parts))(state, rollout)
     np.testing.assert_allclose(batch.advantage, advantages[:T].reshape(-1), atol=1e-4)
     np.testing.assert_allclose(batch.target, (advantages[:T] + values).reshape(-1), atol=1e-4)
+    np.testing.assert_allclose(batch.value, values.reshape(-1), atol=1e-4)
     np.testing.assert_array_equal(batch.observation, rollout.observation.reshape(T * N, 4))
     np.testing.assert_array_equal(batch.sample, rollout.action.reshape(-1))
 
@@ -176,6 +188,7 @@ def four_samples(ratio: np.ndarray, log_prob: np.ndarray, sample: Any) -> ppo.Ba
         action_mask=None,
         sample=jnp.asarray(sample),
         log_prob=jnp.asarray(log_prob - np.log(ratio), jnp.float32),
+        value=jnp.array([0.0, 2.0, 4.0, 6.0]),
         advantage=jnp.array([2.0, -1.0, 0.5, -3.0]),
         target=jnp.array([1.0, 2.0, 2.0, 7.0]),
     )
@@ -187,9 +200,9 @@ RATIO = np.array([1.5, 0.5, 1.0, 0.9])
 @MAYBE_JIT
 def test_the_loss_of_four_samples_by_hand(transform: Transform) -> None:
     # A policy that is uniform over two actions, so log-probs and the entropy are -log 2 and log 2.
-    params = ppo.Params(actor=linear([[0, 0]], [0, 0]), head=(), critic=linear([[2]], [0]))
+    params = params_of([[0, 0]], [0, 0])
     batch = four_samples(RATIO, np.full(4, -np.log(2)), np.array([0, 1, 1, 0]))
-    loss, hyper = loss_of(Discrete(2), normalise_advantage=False)
+    loss, hyper = loss_of(Discrete(2), normalise_advantage="none")
     total, metrics = transform(loss)(params, hyper, batch)
     # min(ratio A, clipped ratio A) is 1.2 * 2, 0.8 * -1, 0.5 and 0.9 * -3, so the mean is -0.15; squared errors of the
     # values are 1, 0, 4 and 1.
@@ -204,9 +217,9 @@ def test_the_loss_of_four_samples_by_hand(transform: Transform) -> None:
 
 
 @MAYBE_JIT
-@pytest.mark.parametrize("normalise", [False, True])
-def test_the_loss_of_a_gaussian_against_scipy(normalise: bool, transform: Transform) -> None:
-    params = ppo.Params(actor=linear([[0.5, -0.2]], [0.1, 0.3]), head=jnp.array([0.2, -0.5]), critic=linear([[2]], [0]))
+@pytest.mark.parametrize("normalise", ["none", "minibatch"])
+def test_the_loss_of_a_gaussian_against_scipy(normalise: Any, transform: Transform) -> None:
+    params = params_of([[0.5, -0.2]], [0.1, 0.3], jnp.array([0.2, -0.5]))
     sample = np.array([[0.3, 0.1], [-1.2, 0.4], [2.0, -1.0], [0.0, 0.5]], np.float32)
     normal = scipy.stats.norm(np.arange(4)[:, None] * [0.5, -0.2] + [0.1, 0.3], np.exp([0.2, -0.5]))
     batch = four_samples(RATIO, normal.logpdf(sample).sum(-1), sample)
@@ -215,7 +228,7 @@ def test_the_loss_of_a_gaussian_against_scipy(normalise: bool, transform: Transf
     total, metrics = transform(loss)(params, hyper, batch)
 
     advantage = np.array([2.0, -1.0, 0.5, -3.0])
-    if normalise:
+    if normalise == "minibatch":
         advantage = (advantage - advantage.mean()) / advantage.std()
     policy_loss = -np.minimum(RATIO * advantage, np.clip(RATIO, 0.7, 1.3) * advantage).mean()
     entropy = normal.entropy().sum(-1).mean()
@@ -225,7 +238,7 @@ def test_the_loss_of_a_gaussian_against_scipy(normalise: bool, transform: Transf
 
 
 def test_the_loss_normalises_the_advantages_of_its_minibatch() -> None:
-    params = ppo.Params(actor=linear([[0.3, -0.3]], [0, 0.1]), head=(), critic=linear([[2]], [0]))
+    params = params_of([[0.3, -0.3]], [0, 0.1])
     batch = four_samples(RATIO, np.full(4, -0.7), np.array([0, 1, 1, 0]))
     loss, hyper = loss_of(Discrete(2))
     moved = dataclasses.replace(batch, advantage=10 * batch.advantage + 3)
@@ -235,8 +248,8 @@ def test_the_loss_normalises_the_advantages_of_its_minibatch() -> None:
 
 
 def test_only_a_ratio_that_went_too_far_has_no_gradient() -> None:
-    params = ppo.Params(actor=linear([[0, 0]], [0, 0]), head=(), critic=linear([[2]], [0]))
-    loss, hyper = loss_of(Discrete(2), normalise_advantage=False)
+    params = params_of([[0, 0]], [0, 0])
+    loss, hyper = loss_of(Discrete(2), normalise_advantage="none")
     hyper = {**hyper, "entropy_coefficient": jnp.float32(0)}
     gradients = jax.jit(jax.grad(loss, has_aux=True))
     for ratio, advantage, has_gradient in (
@@ -251,7 +264,7 @@ def test_only_a_ratio_that_went_too_far_has_no_gradient() -> None:
         gradient, _ = gradients(params, hyper, dataclasses.replace(batch, advantage=jnp.full(4, advantage)))
         # d ratio / d bias of the action taken = ratio (1 - 1/2)
         expected = -ratio * advantage * 0.5 if has_gradient else 0.0
-        np.testing.assert_allclose(gradient.actor["params"]["Dense_0"]["bias"], [expected, -expected], rtol=1e-5)
+        np.testing.assert_allclose(gradient.policy["params"]["bias"], [expected, -expected], rtol=1e-5)
 
 
 # Updates.
@@ -344,7 +357,7 @@ def test_illegal_actions_are_never_taken_and_never_learnt() -> None:
 
     @jax.jit
     def run(keys: jax.Array) -> Any:
-        actions = jax.vmap(lambda key: agent.act(state, (), timestep, key)[1].action)(keys)
+        actions = jax.vmap(lambda key: agent.act(state, agent.init_memory(2), timestep, key)[1].action)(keys)
         tile = functools.partial(jax.tree.map, lambda leaf: jnp.broadcast_to(leaf, (len(keys), *leaf.shape)))
         flags = jnp.zeros(actions.shape, jnp.bool_)
         rewards = actions.astype(jnp.float32)
@@ -375,8 +388,16 @@ def test_init_under_vmap_gives_each_seed_its_own_parameters() -> None:
     agent = ppo.make(Box(-1, 1, (3,)), Discrete(2), ppo.Config(hidden_sizes=(4,)))
     keys = jax.random.split(jax.random.key(0), 4)
     states = jax.jit(jax.vmap(agent.init))(keys)
-    for network in (states.params.actor, states.params.critic):
-        assert len({kernel.tobytes() for kernel in np.asarray(network["params"]["Dense_0"]["kernel"])}) == 4
+    params, seen = states.params, set()
+    for layer in (
+        params.torso["params"]["Dense_0"],
+        params.value_torso["params"]["Dense_0"],
+        params.policy["params"],
+        params.value["params"],
+    ):
+        assert not np.asarray(layer["bias"]).any()
+        seen |= {kernel.tobytes() for kernel in np.asarray(layer["kernel"])}
+    assert len(seen) == 4 * 4
     alone = jax.jit(agent.init)(keys[2])
     for together, single in zip(jax.tree.leaves(states), jax.tree.leaves(alone), strict=True):
         assert not single.weak_type
@@ -412,7 +433,10 @@ def test_unknown_hyperparameters(name: str, message: str) -> None:
 
 def test_the_numbers_are_read_from_the_state_only() -> None:
     agent, state, rollout = case("CartPole-v1").agent, case("CartPole-v1").state, case("CartPole-v1").rollout
-    config = dataclasses.replace(parts_of(agent).config, num_epochs=2, num_minibatches=4)
+    config = dataclasses.replace(
+        parts_of(agent).config, num_epochs=2, num_minibatches=4, stop_at_target_kl=True, entropy_schedule="linear"
+    )
+    names = [name for name in FLOATS if name != "initial_log_scale"]  # which `init` alone reads
     hyper = {**state.hyperparameters, "learning_rate": jnp.float32(0.05), "horizon": jnp.float32(20)}
     state = dataclasses.replace(state, hyperparameters=hyper, updates=jnp.int32(5))
     key, space = jax.random.key(3), envs.make("CartPole-v1").observation_space()
@@ -422,15 +446,15 @@ def test_the_numbers_are_read_from_the_state_only() -> None:
         return lambda hyper: agent.update(dataclasses.replace(state, hyperparameters=hyper), rollout, key)[0].params
 
     # One variant for each number, halved, in one vmap: each changes the result.
-    variants = [hyper] + [{**hyper, name: hyper[name] / 2} for name in FLOATS]
+    variants = [hyper] + [{**hyper, name: hyper[name] / 2} for name in names]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variants)
     results = jax.jit(jax.vmap(update(config)))(stacked)
-    for index, name in enumerate(FLOATS, start=1):
+    for index, name in enumerate(names, start=1):
         same = jax.tree.map(lambda leaf, index=index: bool(jnp.all(leaf[index] == leaf[0])), results)
         assert not jax.tree.all(same), name
 
     # Another config's numbers change nothing.
-    others = dataclasses.replace(config, **{name: getattr(config, name) / 2 for name in FLOATS})
+    others = dataclasses.replace(config, **{name: getattr(config, name) / 2 for name in names})
     assert tree_equal(jax.jit(jax.vmap(update(others)))(stacked), results)
 
 
@@ -439,7 +463,7 @@ def test_no_key_is_used_twice() -> None:
     with jax.debug_key_reuse(True):
         key_init, key_act, key_update = jax.random.split(jax.random.key(0), 3)
         state = jax.jit(agent.init)(key_init)
-        jax.jit(agent.act)(state, (), rollout.last, key_act)
+        jax.jit(agent.act)(state, agent.init_memory(N), rollout.last, key_act)
         state, _ = jax.jit(agent.update)(state, rollout, key_update)
     assert state.updates == 1
 

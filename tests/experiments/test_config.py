@@ -149,7 +149,8 @@ def test_overrides() -> None:
             "train.num_envs = 8",
             "agent.hidden_sizes=[32, 32]",
             "agent.activation = relu",
-            "agent.normalise_advantage=false",
+            "agent.normalise_advantage=batch",
+            "agent.normalise_observation=true",
             "evaluation.env.id='Pendulum-v1'",
             "env.nested.key=a=b",
             "train.seed=1",
@@ -159,7 +160,11 @@ def test_overrides() -> None:
     assert config.env == EnvConfig("Acrobot-v1", {"nested": {"key": "a=b"}})
     assert config.train == TrainConfig("ppo", 100_000, 8, 128, seed=2)
     assert config.agent == ppo.Config(
-        learning_rate=1e-3, hidden_sizes=(32, 32), activation="relu", normalise_advantage=False
+        learning_rate=1e-3,
+        hidden_sizes=(32, 32),
+        activation="relu",
+        normalise_advantage="batch",
+        normalise_observation=True,
     )
     assert config.evaluation.env == EnvConfig("Pendulum-v1")
 
@@ -261,7 +266,8 @@ def test_check_does_not_change_its_argument() -> None:
         ({"agent": {"learning_rate": "fast"}}, ["agent.learning_rate = 'fast'", "number", "0.00025"]),
         ({"agent": {"learning_rate": math.nan}}, ["agent.learning_rate = nan", "finite"]),
         ({"agent": {"hidden_sizes": 64}}, ["agent.hidden_sizes = 64", "list"]),
-        ({"agent": {"normalise_advantage": "yes"}}, ["agent.normalise_advantage = 'yes'", "true or false"]),
+        ({"agent": {"normalise_observation": "yes"}}, ["agent.normalise_observation = 'yes'", "true or false"]),
+        ({"agent": {"normalise_advantage": True}}, ["agent.normalise_advantage = True", "minibatch", "batch"]),
         ({"evaluation": {"episodes": 0}}, ["evaluation.episodes = 0", "1 or more"]),
         ({"evaluation": {"every": -1}}, ["evaluation.every = -1", "0 or more"]),
         ({"evaluation": {"step_cap": -1}}, ["evaluation.step_cap = -1", "0 or more"]),
@@ -309,7 +315,8 @@ def test_no_tables(tables: Any) -> None:
         ("agent.learning_rate=", ["agent.learning_rate = ''", "a number"]),
         ("agent.learning_rate=nan", ["agent.learning_rate = nan", "finite"]),
         ("agent.hidden_sizes=[64,", ["agent.hidden_sizes = '[64,'", "a list"]),
-        ("agent.normalise_advantage=True", ["agent.normalise_advantage = 'True'", "true or false"]),
+        ("agent.normalise_observation=True", ["agent.normalise_observation = 'True'", "true or false"]),
+        ("agent.normalise_advantage=true", ["agent.normalise_advantage = True", "minibatch", "batch"]),
         ("train.seed=1\nname='x'", ["train.seed = ", "a whole number"]),
         ("train.seed=" + "9" * 5000, ["train.seed", "a whole number"]),
         ("train.seed=0x" + "f" * 5000, ["train.seed", "64 bits"]),
