@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rollax.envs import transforms
 from rollax.experiments import bench, cli
 from rollax.experiments import config as configs
+from rollax.experiments.trainer import make_trainer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,7 +32,7 @@ def test_readme_has_what_these_tests_run() -> None:
     assert [words[0] for words in commands("make")] == ["train", "test"]
     assert {words[0] for words in commands("rollax")} == {"list", "train", "eval", "plot", "bench"}
     assert len(blocks("python")) == 2
-    assert len(blocks("toml")) == 1
+    assert len(blocks("toml")) == 2
 
 
 @pytest.mark.parametrize("target", [words[0] for words in commands("make")])
@@ -70,6 +72,14 @@ def test_snippet(index: int, tmp_path: Path) -> None:
 def test_config_is_the_shipped_one() -> None:
     shown = configs.from_dict({"name": "ppo_cartpole", **tomllib.loads(blocks("toml")[0])})
     assert shown == configs.load("ppo_cartpole")
+
+
+def test_config_with_transforms_builds() -> None:
+    trainer = make_trainer(configs.from_dict(tomllib.loads(blocks("toml")[1])))
+    assert trainer.env.observation_space().shape == (8,)
+    named = re.search(r"The transforms are (.*) \(`rollax\.envs\.transforms`\)", README)
+    assert named is not None
+    assert set(re.findall(r"`(\w+)`", named.group(1))) == set(transforms.TRANSFORMS)
 
 
 def test_folder_map_is_complete() -> None:
