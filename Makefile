@@ -12,7 +12,7 @@ PYTHON := $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python $(CAN_USE) 2>/dev/null && break; done; echo $$python)
 endif
 
-.PHONY: train test lint types wheel clean
+.PHONY: train test lint types wheel pythons clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -41,6 +41,21 @@ types: wheel
 wheel: $(VENV)/.installed-test
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# The wheel on the other Pythons that this machine has, on the path or in pyenv: it installs, its types hold, and it takes
+# a training step. Their JAX is another one too.
+pythons: wheel
+	@for version in 3.12 3.13; do \
+	for python in python$$version $$(pyenv root 2>/dev/null)/versions/$$version*/bin/python; do \
+	$$python $(CAN_USE) 2>/dev/null || continue; \
+	echo "the wheel on $$($$python --version)"; \
+	$$python -m venv --clear build/$$version && \
+	build/$$version/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl && \
+	$(BIN)/mypy --python-executable build/$$version/bin/python -p rollax && \
+	build/$$version/bin/rollax train ppo_cartpole --quiet --out build/$$version/run \
+	--set train.total_env_steps=512 evaluation.episodes=4 || exit 1; \
+	break; \
+	done; done
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
