@@ -1,4 +1,4 @@
-"""Benchmarks: steps per second of whole training loops, compilation apart."""
+"""Benchmarks: steps per second of whole training loops and of rollouts alone, compilation apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
+from rollax import envs
+from rollax.envs.adapters.gymnax import GymnaxEnv
+from rollax.envs.base import with_types_of
 from rollax.experiments import config as configs
 from rollax.experiments.sharding import over_seeds, padded, seed_mesh
 from rollax.experiments.trainer import axes, make_trainer
@@ -34,6 +39,77 @@ def run_ppo(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, A
     return [_time(config, "ppo CartPole-v1 4x128", count, repeats) for count in seeds]
 
 
+def run_env(
+    ids: Sequence[str] = ("CartPole-v1", "Breakout-MinAtar"), num_envs: int = 64, num_steps: int = 128, repeats: int = 5
+) -> list[dict[str, Any]]:
+    """Times rollouts of random actions alone, with each way to reset an environment that has ended.
+
+    All ways reset at random, to a new state each time: "ahead" draws every reset of the rollout in one batch before
+    its scan, as training does; "in step" computes one in every step; "gymnax" is gymnax's own step, which does so too.
+
+    Args:
+        ids: Ids of gymnax environments.
+        num_envs: N.
+        num_steps: T.
+        repeats: Measurements; the median counts.
+
+    Returns:
+        One row for each environment and way: `steps_per_second` and `compile_seconds`.
+    """
+    rows = []
+    for env_id in ids:
+        for way in ("ahead", "in step", "gymnax"):
+            rollout, carry = _rollout(env_id, way, num_envs, num_steps)
+            started = time.perf_counter()
+            compiled = jax.jit(rollout).lower(jax.random.key(0), carry).compile()
+            compile_seconds = time.perf_counter() - started
+
+            def run(key_and_carry: Any, compiled: Any = compiled) -> tuple[Any, Any]:
+                key, carry = key_and_carry
+                return (jax.random.fold_in(key, 1), compiled(key, carry)), None
+
+            rates = _rates(run, (jax.random.key(1), carry), num_envs * num_steps, repeats)
+            rows.append({"name": f"{env_id} {num_envs}x{num_steps}", "reset": way, **_summary(rates, compile_seconds)})
+    return rows
+
+
+def _rollout(env_id: str, way: str, num_envs: int, num_steps: int) -> tuple[Any, Any]:
+    """Returns a function `(key, carry) -> carry` that takes all steps, and its first carry."""
+    raw = envs.make(env_id)
+    env = envs.Vectorise(envs.AutoReset(raw), num_envs)
+    params = raw.default_params
+
+    def rollout(key: jax.Array, carry: Any) -> Any:
+        key_action, key_step, key_reset = jax.random.split(key, 3)
+        sample = jax.vmap(jax.vmap(env.action_space().sample))
+        actions = sample(jax.random.split(key_action, (num_steps, num_envs)))
+        keys = jax.random.split(key_step, (num_steps, num_envs))
+        resets = None
+        if way == "ahead":
+            keys_reset = jax.random.split(key_reset, (num_steps, num_envs))
+            resets = jax.vmap(env.reset, in_axes=(0, None))(keys_reset, params)
+
+        def step(carry: Any, inputs: Any) -> tuple[Any, None]:
+            state, total = carry
+            keys, actions, reset = inputs
+            if way == "gymnax":
+                assert isinstance(raw, GymnaxEnv)
+                own = jax.vmap(raw.env.step, in_axes=(0, 0, 0, None))
+                observation, state, reward, *_ = own(keys, state, actions, params)
+            else:
+                ready = () if reset is None else (reset,)
+                state, timestep = env.step(keys, state, actions, params, *ready)
+                observation, reward = timestep.observation, timestep.reward
+            # What a rollout would keep: without it the compiler leaves out what makes it.
+            total = total + jnp.sum(observation) + jnp.sum(reward)
+            return (with_types_of(state, carry[0]), total), None
+
+        return lax.scan(step, carry, (keys, actions, resets))[0]
+
+    state, _ = env.reset(jax.random.key(0), params)
+    return rollout, (state, jnp.zeros(()))
+
+
 def _time(config: configs.ExperimentConfig, name: str, seeds: int, repeats: int) -> dict[str, Any]:
     trainer = make_trainer(config)
     mesh = seed_mesh(seeds)
@@ -42,28 +118,35 @@ def _time(config: configs.ExperimentConfig, name: str, seeds: int, repeats: int)
     state = over_seeds(trainer.init, mesh, (0,), axes())(keys)
     chunk = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), donate_argnums=(0,)).lower(state).compile()
     compile_seconds = time.perf_counter() - started
-    state, warm_up = _chunks(chunk, state, 1)
+    rates = _rates(chunk, state, trainer.env_steps_per_chunk * seeds, repeats)
+    return {"name": name, "seeds": seeds, "devices": mesh.size, **_summary(rates, compile_seconds)}
+
+
+def _rates(function: Any, state: Any, env_steps: int, repeats: int) -> list[float]:
+    """Returns the environment steps per second of `state, _ = function(state)`, measured `repeats` times."""
+    state, warm_up = _calls(function, state, 1)
     calls = max(1, round(SECONDS / warm_up))
     rates = []
     for _ in range(repeats):
-        state, seconds = _chunks(chunk, state, calls)
-        rates.append(calls * trainer.env_steps_per_chunk * seeds / seconds)
+        state, seconds = _calls(function, state, calls)
+        rates.append(calls * env_steps / seconds)
+    return rates
+
+
+def _summary(rates: Sequence[float], compile_seconds: float) -> dict[str, Any]:
     return {
-        "name": name,
-        "seeds": seeds,
-        "devices": mesh.size,
-        "device": jax.local_devices()[0].device_kind,
         "steps_per_second": statistics.median(rates),
         "slowest": min(rates),
         "fastest": max(rates),
         "compile_seconds": compile_seconds,
+        "device": jax.local_devices()[0].device_kind,
         "jax": jax.__version__,
     }
 
 
-def _chunks(chunk: Any, state: Any, calls: int) -> tuple[Any, float]:
+def _calls(function: Any, state: Any, calls: int) -> tuple[Any, float]:
     started = time.perf_counter()
     for _ in range(calls):
-        state, _ = chunk(state)
+        state, _ = function(state)
     jax.block_until_ready(state)
     return state, time.perf_counter() - started

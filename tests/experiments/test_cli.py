@@ -240,6 +240,15 @@ def test_bench(
     assert [line.split()[2] for line in lines] == [f"{1e6 * count:,.2f}" for count in seeds]
 
 
+def test_bench_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench, "SECONDS", 0.01)
+    monkeypatch.setattr(bench.run_env, "__defaults__", (("CartPole-v1",), 2, 4, 1))
+    assert cli.main(["bench", "env"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["name", "reset", "steps_per_second"]
+    assert len(lines) == 3
+
+
 def test_list_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
