@@ -6,6 +6,10 @@ from .base import TimeStep as TimeStep
 from .base import timestep as timestep
 from .catalogue import ENVIRONMENTS as ENVIRONMENTS
 from .registry import make as make
+from .spaces import Box as Box
+from .spaces import Discrete as Discrete
+from .spaces import MultiDiscrete as MultiDiscrete
+from .validation import validate as validate
 from .wrappers import AutoReset as AutoReset
 from .wrappers import EpisodeStatistics as EpisodeStatistics
 from .wrappers import Vectorise as Vectorise

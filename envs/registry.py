@@ -46,7 +46,8 @@ def _make(env: str | Environment, kwargs: dict[str, Any]) -> Environment:
         return gymnax.make(env, **kwargs)
     if is_import_path(env):
         return _checked(import_object(env, "env.id"), kwargs, f"env.id = {env!r}")
-    raise InputError(f"env.id = {env!r} is no known environment: {nearest(env, ENVIRONMENTS)}")
+    hint = f"name what is in the file, as {env}:NAME." if env.endswith(".py") else nearest(env, ENVIRONMENTS)
+    raise InputError(f"env.id = {env!r} is no known environment: {hint}")
 
 
 def _checked(env: Any, kwargs: dict[str, Any], field: str) -> Environment:
@@ -55,9 +56,17 @@ def _checked(env: Any, kwargs: dict[str, Any], field: str) -> Environment:
             inspect.signature(env).bind(**kwargs)
         except TypeError as error:
             raise InputError(f"{field} cannot be called with the arguments {kwargs}: {error}.") from error
-        env = env(**kwargs)
+        try:
+            env = env(**kwargs)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{field} cannot be built: {type(error).__name__}: {error}.") from error
     elif kwargs:
-        raise InputError(f"{field} is built already, so the arguments {sorted(kwargs)} have no use: remove them.")
+        raise InputError(
+            f"{field} is built already, so the arguments {sorted(kwargs)} have no use: remove them, "
+            "or name a class or function that takes them."
+        )
     missing = [name for name in _REQUIRED if not hasattr(env, name)]
     if missing:
         raise InputError(f"{field} is no environment: it lacks {', '.join(missing)} (see rollax.envs.Environment).")

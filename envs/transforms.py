@@ -337,6 +337,8 @@ def apply(env: Environment, transforms: Sequence[str | Mapping[str, Any]]) -> En
     for entry in transforms:
         arguments = {"name": entry} if isinstance(entry, str) else dict(entry)
         name = arguments.pop("name", None)
+        if name is None:
+            raise InputError(f"env.transforms: {entry!r} lacks its name, one of {', '.join(TRANSFORMS)}.")
         if name not in TRANSFORMS:
             raise InputError(f"env.transforms names {name!r}: {nearest(str(name), TRANSFORMS)}")
         try:

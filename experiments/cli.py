@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -20,8 +21,8 @@ from rollax.experiments import config as configs
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status.
 
-    The status is 0 on success, 2 for a value that cannot work, 1 where the operating system refuses (a full disk), and
-    130 after an interrupt; each but 0 comes with a sentence on standard error.
+    The status is 0 on success, 2 for a value that cannot work, 1 where the operating system refuses (a full disk) or
+    every seed failed, and 130 after an interrupt; each but 0 comes with a sentence on standard error.
 
     Args:
         argv: The arguments after the program's name; those of this process when `None`.
@@ -30,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: As argparse does, after `--help` and `--version` (0) and for arguments that it cannot read (2).
     """
     arguments = _parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], None] = arguments.command
+    command: Callable[[argparse.Namespace], int | None] = arguments.command
     try:
-        command(arguments)
+        return command(arguments) or 0
     except InputError as error:
         print(f"rollax: error: {error}", file=sys.stderr)
         return 2
@@ -42,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("rollax: interrupted", file=sys.stderr)
         return 130
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(arguments: argparse.Namespace) -> None:
+def _train(arguments: argparse.Namespace) -> int:
     _start_jax(arguments.seeds)
     overrides = list(arguments.set)
     if arguments.seed is not None:
@@ -111,9 +111,13 @@ def _train(arguments: argparse.Namespace) -> None:
         f"{config.name}: {_score(summary, summary['seeds'])} after {summary['env_steps']:,} steps of each seed, "
         f"{summary['steps_per_second']:,.0f} steps per second"
     )
-    if summary["failed_seeds"]:
-        print(f"failed, their learners stopped being finite: seeds {', '.join(map(str, summary['failed_seeds']))}")
+    if math.isnan(summary["iqm"]):
+        print("no episode ended: set evaluation.step_cap, or add the time_limit transform", file=sys.stderr)
+    failed = summary["failed_seeds"]
+    if failed:
+        print(f"failed, their learners stopped being finite: seeds {', '.join(map(str, failed))}", file=sys.stderr)
     print(f"curves: {out / 'curves.png'}")
+    return 1 if len(failed) == summary["seeds"] else 0
 
 
 def _eval(arguments: argparse.Namespace) -> None:

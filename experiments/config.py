@@ -289,6 +289,10 @@ def _check_ranges(config: ExperimentConfig) -> None:
     for field, (value, _) in device.items():
         if value > _INT32_MAX:
             raise InputError(f"{field} = {value} is too large: give {_INT32_MAX} or less.")
+    if train.unroll > max(train.num_steps, TrainConfig.unroll):
+        raise InputError(
+            f"train.unroll = {train.unroll} is above train.num_steps = {train.num_steps}: make it smaller."
+        )
     if train.num_envs * train.num_steps > _INT32_MAX:
         raise InputError(
             f"train.num_envs = {train.num_envs} times train.num_steps = {train.num_steps} are more steps in one "

@@ -132,6 +132,13 @@ class RunFolder:
                 kept = (row for row, early in zip(rows, keep, strict=True) if early)
                 replace_file(path, _csv_text([header, *kept]))
 
+    def abandon(self) -> None:
+        """Removes the folder of a run that never started, unless something was logged in it."""
+        if not (self.metrics_path.exists() or self.evaluations_path.exists()):
+            self.config_path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it holds other things
+                self.path.rmdir()
+
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Writes the result of the run as strict JSON, which has no NaN and no infinity: both become null.
 
@@ -153,7 +160,7 @@ class RunFolder:
             return cast(dict[str, Any], json.loads(self.summary_path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise InputError(
-                f"{str(self.path)!r} holds no summary.json: its run has not finished; resume it with --resume."
+                f"{str(self.path)!r} holds no summary.json: its run has not finished; train it again with --overwrite."
             ) from None
         except ValueError as error:
             raise InputError(f"{str(self.summary_path)!r} is not a summary that a run wrote: {error}.") from error

@@ -84,7 +84,12 @@ def run(
     folder = None if out is None else run_folder.create(out, overwrite)
     if folder is not None:
         folder.write_config(configs.to_toml(config))
-    programs = _compile(trainer, evaluate, seeds)
+    try:
+        programs = _compile(trainer, evaluate, seeds)
+    except BaseException:
+        if folder is not None:
+            folder.abandon()  # so that the corrected command may use it
+        raise
     state, evaluations, run_seconds = _train(trainer, programs, seeds, folder, progress)
     sampled = _evaluate(programs.sampled, state, programs.seed_keys, trainer.num_chunks, seeds)
     summary = _summary(trainer, seeds, evaluations, sampled, state, programs.compile_seconds, run_seconds)

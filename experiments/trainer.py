@@ -305,7 +305,9 @@ def make_env(config: EnvConfig) -> envs.Environment:
     Raises:
         InputError: There is no such environment, or it does not take these arguments.
     """
-    return envs.make(config.id, **config.kwargs)
+    env = envs.make(config.id, **config.kwargs)
+    envs.validate(env)
+    return env
 
 
 def _make_buffer(config: ExperimentConfig, agent: Agent, name: str) -> replay.Buffer | None:

@@ -97,6 +97,8 @@ def _override(name: str, value: Any, default: Any) -> Any:
     number = given.dtype.kind in "iuf" and wanted.dtype.kind in "iuf"
     if given.shape != wanted.shape or not (number or given.dtype.kind == wanted.dtype.kind):
         raise InputError(f"env.{name} = {value!r} must be a number like its default {default!r}.")
+    if name == "max_steps_in_episode" and given < 1:
+        raise InputError(f"env.{name} = {value!r} must be at least 1.")
     converted = given.astype(wanted.dtype)
     if wanted.dtype.kind in "iu" and not np.array_equal(converted, given):
         raise InputError(f"env.{name} = {value!r} must be a whole number like its default {default!r}.")

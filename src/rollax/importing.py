@@ -64,9 +64,12 @@ def _import_file(path: Path, field: str) -> ModuleType:
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module  # dataclasses and type hints of the file look their module up here
+    sys.path.insert(0, str(resolved.parent))  # so that it can import its neighbours, as a script can
     try:
         specification.loader.exec_module(module)
-    except BaseException:
+    except Exception as error:
         del sys.modules[name]
-        raise
+        raise InputError(f"{field}: {str(path)!r} cannot be imported ({type(error).__name__}: {error}).") from error
+    finally:
+        sys.path.remove(str(resolved.parent))
     return module

@@ -85,9 +85,14 @@ def test_train_tells_what_failed(
     monkeypatch.setitem(SUMMARY, "unfinished", 7)
     monkeypatch.setitem(SUMMARY, "seeds", 1)
     assert cli.main(["train", "ppo_cartpole"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "greedy return 495.25 (7 episodes unfinished) after" in lines[0]  # of one seed there is no interval
-    assert lines[1] == "failed, their learners stopped being finite: seeds 1, 5"
+    captured = capsys.readouterr()
+    # Of one seed there is no interval.
+    assert "greedy return 495.25 (7 episodes unfinished) after" in captured.out.splitlines()[0]
+    assert captured.err == "failed, their learners stopped being finite: seeds 1, 5\n"
+    monkeypatch.setitem(SUMMARY, "failed_seeds", [0])
+    monkeypatch.setitem(SUMMARY, "iqm", float("nan"))
+    assert cli.main(["train", "ppo_cartpole"]) == 1
+    assert "no episode ended: set evaluation.step_cap" in capsys.readouterr().err
 
 
 def test_train_an_outside_agent(runs: list[dict[str, Any]], tmp_path: Path) -> None:
