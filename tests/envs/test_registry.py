@@ -149,7 +149,7 @@ def test_a_fault_inside_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("import no_such_module_at_all\nWalk = 1\n")
     for _ in range(2):  # the second time too: nothing half imported stays behind
-        with pytest.raises(InputError, match="cannot be imported .*no_such_module_at_all"):
+        with pytest.raises(InputError, match=r"cannot be imported .*no_such_module_at_all"):
             envs.make(f"{path}:Walk")
 
 
