@@ -182,6 +182,12 @@ class Parts:
         """The features `[B, F]` of the value's torso."""
         return self.torso.apply(params.torso if self.config.shared_torso else params.value_torso, observation)
 
+    def forward(self, params: Params, observation: PyTree, mask: PyTree | None) -> tuple[Any, jax.Array]:
+        """The distribution over samples and V(s), both `[B]`, at observations `[B, ...]`."""
+        features = self.torso.apply(params.torso, observation)
+        value_features = features if self.config.shared_torso else self.value_features(params, observation)
+        return self.policy(params, features, mask), self.value(params, value_features)
+
     def normalise(self, state: State, observation: PyTree) -> PyTree:
         """The observation as the networks get it."""
         if state.observation_statistics is None:
@@ -365,9 +371,8 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> Batch:
 
     observation = parts.normalise(state, flatten(rollout.observation))
     final_observation = parts.normalise(state, flatten(rollout.final_observation))
-    features = parts.torso.apply(params.torso, observation)
-    log_prob = parts.policy(params, features, flatten(rollout.action_mask)).log_prob(flatten(rollout.extras["sample"]))
-    value = parts.value(params, features if parts.config.shared_torso else parts.value_features(params, observation))
+    action_mask, sample = flatten(rollout.action_mask), flatten(rollout.extras["sample"])
+    policy, value = parts.forward(params, observation, action_mask)
     next_value = parts.value(params, parts.value_features(params, final_observation))
     reward = rollout.reward
     if state.return_statistics is not None:
@@ -384,8 +389,7 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> Batch:
     target = advantage + value
     if parts.config.normalise_advantage == "batch":
         advantage = standardised(advantage)
-    sample = flatten(rollout.extras["sample"])
-    return Batch(observation, flatten(rollout.action_mask), sample, log_prob, value, advantage, target)
+    return Batch(observation, action_mask, sample, policy.log_prob(sample), value, advantage, target)
 
 
 def loss(parts: Parts, params: Params, hyper: Hyperparameters, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -397,9 +401,7 @@ def loss(parts: Parts, params: Params, hyper: Hyperparameters, batch: Batch) -> 
     With `clip_value` the square is the larger one of V and of V_old + clip(V - V_old, -eps, eps).
     """
     config = parts.config
-    features = parts.torso.apply(params.torso, batch.observation)
-    policy = parts.policy(params, features, batch.action_mask)
-    value = parts.value(params, features if config.shared_torso else parts.value_features(params, batch.observation))
+    policy, value = parts.forward(params, batch.observation, batch.action_mask)
     log_ratio = policy.log_prob(batch.sample) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     epsilon = hyper["clip_epsilon"]
