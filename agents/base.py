@@ -103,7 +103,8 @@ class Agent:
         act_with: `(state, memory, timestep, noise, explore=True) -> (memory, Decision)`. `timestep` has leaves `[N,
             ...]`; `explore` is static, and `noise` is ignored and may be None without it.
         observe: `(state, rollout) -> state`, once per iteration after the updates: statistics, `env_steps`.
-        update: `(state, batch, key) -> (state, Update)`.
+        update: `(state, batch, key) -> (state, Update)`. Of an agent with prioritised replay, the hyperparameters
+            `importance_exponent` and `priority_exponent` are those that the loop samples and sets priorities with.
         consumes: What `update` takes: a `"rollout"` `[T, N]`, replayed `"transitions"` `[n, B]` (the n rows of an
             n-step return, n = 1 included), or replayed `"sequences"` `[L, B]`.
     """

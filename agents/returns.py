@@ -1,4 +1,4 @@
-"""Returns and advantages: pure functions of arrays `[T, N]`, time-major, that know termination from truncation.
+"""Returns and advantages: pure functions of time-major arrays that know termination from truncation.
 
 Everywhere `next_value` is the value of the true successor of each step (`Rollout.final_observation`), never of an
 observation after a reset. `terminated` stops bootstrapping; `terminated | truncated` cuts the trace.
@@ -6,10 +6,14 @@ observation after a reset. `terminated` stops bootstrapping; `terminated | trunc
 
 from __future__ import annotations
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from rollax.envs.base import PyTree
 
 
 def generalised_advantage(
@@ -49,3 +53,58 @@ def generalised_advantage(
 
     _, advantages = lax.scan(backwards, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=8)
     return advantages
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NStep:
+    """The n-step returns of B windows, without the value that each ends in: G = reward + discount * V(successor)."""
+
+    reward: jax.Array  # float32 [B], discounted sum of the rewards up to `last`
+    discount: jax.Array  # float32 [B], of the value of `last`'s successor; 0 where that step terminated
+    last: jax.Array  # int32 [B], the last row of the window that the return goes through
+
+
+def n_step(
+    reward: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: jax.Array | float,
+    mask: jax.Array | None = None,
+) -> NStep:
+    """Folds windows of n successive steps into n-step returns (Watkins 1989; Sutton and Barto 2018, chapter 7).
+
+        G = sum_{k<=m} gamma^k r_k + gamma^(m+1) * (1 - terminated_m) * V(s'_m)
+
+    where m is the first step that ended an episode, or else the last of the window.
+
+    Args:
+        reward: r_k, float `[n, B]`.
+        terminated: bool `[n, B]`.
+        truncated: bool `[n, B]`.
+        discount: gamma, a scalar.
+        mask: bool `[n, B]`, which steps belong to the window: the first ones, such as `Sample.mask`; None: all.
+            Where there are none, reward and discount are 0.
+
+    Returns:
+        What `G` is made of. `at_last` gives the rows at m, whose `final_observation` is s'_m.
+    """
+    chex.assert_equal_shape([reward, terminated, truncated])
+    ended = (terminated | truncated).astype(jnp.int32)
+    used = jnp.cumsum(ended, axis=0) == ended
+    if mask is not None:
+        used = used & mask
+    steps = jnp.sum(used, axis=0, dtype=jnp.int32)
+    last = jnp.maximum(steps - 1, 0)
+    powers = discount ** jnp.arange(reward.shape[0], dtype=jnp.float32)
+    bootstraps = (steps > 0) & ~at_last(terminated, last)
+    return NStep(
+        reward=jnp.sum(powers[:, None] * jnp.where(used, reward, 0.0), axis=0),
+        discount=jnp.where(bootstraps, powers[last] * discount, 0.0),
+        last=last,
+    )
+
+
+def at_last(windows: PyTree, last: jax.Array) -> PyTree:
+    """Returns the rows at `last`, int32 `[B]`, of windows with leaves `[n, B, ...]`: leaves `[B, ...]`."""
+    return jax.tree.map(lambda leaf: leaf[last, jnp.arange(last.shape[0])], windows)

@@ -87,8 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(command=_list)
 
     bench = commands.add_parser("bench", help="measure speed on this machine", allow_abbrev=False)
-    bench.add_argument("benchmark", choices=("ppo", "env"), help="what to measure")
-    bench.add_argument("--seeds", type=int, metavar="N", help="ppo: seeds in one job (default: 1, and then 8)")
+    bench.add_argument("benchmark", choices=("ppo", "env", "replay"), help="what to measure")
+    bench.add_argument("--seeds", type=int, metavar="N", help="ppo, replay: seeds in one job (default: 1, and then 8)")
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to a file as well")
     bench.set_defaults(command=_bench)
     return parser
@@ -150,9 +150,14 @@ def _bench(arguments: argparse.Namespace) -> None:
         _check_writable(arguments.json)
     seeds = (1, 8) if arguments.seeds is None else (arguments.seeds,)
     _start_jax(max(seeds))
-    from rollax.experiments import bench
+    from rollax.experiments import bench, bench_replay
 
-    rows = bench.run_ppo(seeds) if arguments.benchmark == "ppo" else bench.run_env()
+    benchmarks: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "ppo": lambda: bench.run_ppo(seeds),
+        "env": bench.run_env,
+        "replay": lambda: bench_replay.run_replay(seeds),
+    }
+    rows = benchmarks[arguments.benchmark]()
     _print_table(rows, tuple(rows[0]))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

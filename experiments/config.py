@@ -53,9 +53,11 @@ class ReplayConfig:
 
     capacity: int  # rows (environment steps) over all parallel environments of a seed, a multiple of `num_envs`
     batch_size: int  # B, samples per update
-    kind: Literal["uniform"] = "uniform"  # how samples are drawn
-    n_step: int = 1  # successive rows per sample
-    storage: Literal["array"] = "array"  # what the rows are kept in
+    kind: Literal["uniform", "prioritised", "sequence"] = "uniform"  # how samples are drawn
+    n_step: int = 1  # successive rows per sample; not of kind "sequence"
+    length: int = 1  # L, successive rows per sample of kind "sequence"
+    cross_episodes: bool = False  # kind "sequence": whether a sample goes on behind the end of an episode
+    storage: Literal["array", "ref"] = "array"  # what rows are kept in; the samples are the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,6 +280,7 @@ def _check_ranges(config: ExperimentConfig) -> None:
         device["replay.capacity"] = (replay.capacity, 1)
         device["replay.batch_size"] = (replay.batch_size, 1)
         device["replay.n_step"] = (replay.n_step, 1)
+        device["replay.length"] = (replay.length, 1)
     host = {
         "train.total_env_steps": (train.total_env_steps, 1),
         "evaluation.every": (evaluation.every, 0),
@@ -312,8 +315,20 @@ def _check_replay(replay: ReplayConfig, train: TrainConfig) -> None:
             f"replay.capacity = {replay.capacity} cannot hold one iteration of train.num_envs = {train.num_envs} "
             f"times train.num_steps = {train.num_steps} rows: give {train.num_envs * train.num_steps} or more."
         )
-    if replay.n_step > replay.capacity // train.num_envs:
-        raise InputError(
-            f"replay.n_step = {replay.n_step} rows are more than the {replay.capacity // train.num_envs} that "
-            f"replay.capacity = {replay.capacity} holds of each environment: make n_step smaller or capacity larger."
-        )
+    sequence = replay.kind == "sequence"
+    for field, value, used in (
+        ("n_step", replay.n_step, not sequence),
+        ("length", replay.length, sequence),
+        ("cross_episodes", replay.cross_episodes, sequence),
+    ):
+        if value != getattr(ReplayConfig, field) and not used:
+            raise InputError(
+                f"replay.{field} = {value!r} has no use with replay.kind = {replay.kind!r}: remove one of the two."
+            )
+        held = replay.capacity // train.num_envs
+        if used and value > held:
+            raise InputError(
+                f"replay.{field} = {value} rows are more than the {held} that "
+                f"replay.capacity = {replay.capacity} holds of each environment: make {field} smaller or capacity "
+                "larger."
+            )

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from rollax import envs, replay
-from rollax.agents.base import Agent, Rollout
+from rollax.agents.base import Agent, Rollout, Update
 from rollax.agents.registry import resolve
 from rollax.envs.base import PyTree, TimeStep, select, strongly_typed
 from rollax.errors import InputError
@@ -38,7 +38,7 @@ class Clock:
 
     iteration: jax.Array  # int32 [], iterations done
     env_steps: jax.Array  # int32 [], environment steps of one seed; stops at the largest int32
-    positions: replay.Positions | None  # of the replay buffer; None without one
+    positions: PyTree  # of the replay buffer; None without one
 
 
 @jax.tree_util.register_dataclass
@@ -168,7 +168,21 @@ class Trainer:
         if state.clock.iteration.ndim:
             _refuse_batched_clock()
         state = dataclasses.replace(state, clock=_unbatched(state.clock))
-        return lax.scan(lambda carry, _: self.iteration(carry), state, length=length)
+        state, metrics = replay.scan(lambda carry, _: self.iteration(carry), self._thawed(state), length=length)
+        return self._frozen(state), metrics
+
+    def _thawed(self, state: TrainState) -> TrainState:
+        """The state with replay rows that are written in place, where the buffer's storage is such."""
+        if self.buffer is None:
+            return state
+        stored = self.buffer.thaw(replay.ReplayState(state.replay, state.clock.positions))
+        return dataclasses.replace(state, replay=stored.rows)
+
+    def _frozen(self, state: TrainState) -> TrainState:
+        if self.buffer is None:
+            return state
+        stored = self.buffer.freeze(replay.ReplayState(state.replay, state.clock.positions))
+        return dataclasses.replace(state, replay=stored.rows)
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Acts, stores, updates and observes once."""
@@ -239,33 +253,40 @@ class Trainer:
     def _learn_from_replay(
         self, state: TrainState, rollout: Rollout, key: jax.Array
     ) -> tuple[PyTree, Metrics, replay.ReplayState]:
-        """Writes, then samples all batches at once, then updates.
+        """Writes, then samples all batches at once, then updates, then sets all priorities at once.
 
         In this order because a read before a write in one loop body copies the whole buffer.
         """
         buffer = self.buffer
-        assert buffer is not None and state.clock.positions is not None
+        assert buffer is not None
         num_updates = self.config.train.updates_per_iteration
+        numbers = state.agent.hyperparameters
+        importance_exponent = numbers.get("importance_exponent")
+        priority_exponent = numbers.get("priority_exponent", 1.0)
         key_sample, key_update = jax.random.split(key)
         stored = replay.ReplayState(state.replay, state.clock.positions)
         stored = buffer.add(stored, rollout.rows())
-        samples = jax.vmap(lambda key: buffer.sample(stored, key))(jax.random.split(key_sample, num_updates))
+        samples = jax.vmap(lambda key: buffer.sample(stored, key, importance_exponent))(
+            jax.random.split(key_sample, num_updates)
+        )
         keys_update = jax.random.split(key_update, num_updates)
 
-        def learn(agent_state: PyTree) -> tuple[PyTree, Metrics]:
-            def step(agent_state: PyTree, inputs: Any) -> tuple[PyTree, Metrics]:
-                agent_state, update = self.agent.update(agent_state, *inputs)
-                return agent_state, update.metrics
+        def learn(agent_state: PyTree) -> tuple[PyTree, Update]:
+            def step(agent_state: PyTree, inputs: Any) -> tuple[PyTree, Update]:
+                return self.agent.update(agent_state, *inputs)
 
-            agent_state, metrics = lax.scan(step, agent_state, (samples, keys_update))
-            return agent_state, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), metrics)
+            agent_state, updates = lax.scan(step, agent_state, (samples, keys_update))
+            metrics = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), updates.metrics)
+            return agent_state, dataclasses.replace(updates, metrics=metrics)
 
-        def wait(agent_state: PyTree) -> tuple[PyTree, Metrics]:
-            _, metrics = jax.eval_shape(learn, agent_state)
-            return agent_state, jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), metrics)
+        def wait(agent_state: PyTree) -> tuple[PyTree, Update]:
+            _, updates = jax.eval_shape(learn, agent_state)
+            return agent_state, jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), updates)
 
-        agent_state, metrics = lax.cond(buffer.can_sample(stored), learn, wait, state.agent)
-        return agent_state, metrics, stored
+        agent_state, updates = lax.cond(buffer.can_sample(stored), learn, wait, state.agent)
+        if updates.priorities is not None:  # [U, B]; NaN, as from `wait`, leaves a row's priority as it is
+            stored = buffer.set_priorities(stored, samples.indices, updates.priorities, priority_exponent)
+        return agent_state, updates.metrics, stored
 
 
 def make_trainer(config: ExperimentConfig) -> Trainer:
@@ -326,6 +347,17 @@ def _make_buffer(config: ExperimentConfig, agent: Agent, name: str) -> replay.Bu
         )
     options = dataclasses.asdict(config.replay)
     kind = options.pop("kind")
+    wanted = "sequences" if kind == "sequence" else "transitions"
+    if agent.consumes != wanted:
+        remedy = "'sequence'" if agent.consumes == "sequences" else "'uniform' or 'prioritised'"
+        raise InputError(
+            f"replay.kind = {kind!r} gives {wanted}, and train.agent = {name!r} learns from {agent.consumes}: set it "
+            f"to {remedy}."
+        )
+    if kind == "sequence":
+        del options["n_step"]
+    else:
+        del options["length"], options["cross_episodes"]
     return getattr(replay, kind)(**options)
 
 

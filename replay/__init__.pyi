@@ -1,5 +1,10 @@
 from .base import Buffer as Buffer
 from .base import ReplayState as ReplayState
 from .base import Sample as Sample
+from .buffers import prioritised as prioritised
+from .buffers import sequence as sequence
 from .buffers import uniform as uniform
+from .flashbax import from_flashbax as from_flashbax
 from .positions import Positions as Positions
+from .storage import jit as jit
+from .storage import scan as scan

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rollax.replay.positions import Positions
 
@@ -18,8 +19,9 @@ PyTree = Any
 class ReplayState:
     """The state of a buffer for one seed."""
 
-    rows: PyTree  # leaves [capacity / N, N, ...], time rows of N environments
-    positions: Positions  # where to write, what may be read
+    # Leaves [capacity / N, N, ...], time rows of N environments, with priorities where there are any.
+    rows: PyTree
+    positions: Positions | Any  # where to write, what may be read; the same for all seeds of a job
 
 
 @jax.tree_util.register_dataclass
@@ -30,7 +32,7 @@ class Sample:
     experience: PyTree  # leaves [n, B, ...]
     indices: jax.Array  # int32 [B], the first row of each window, for `set_priorities`
     weights: jax.Array  # float32 [B], importance weights, 1 where sampling is uniform
-    mask: jax.Array  # bool [n, B], rows that belong to the window
+    mask: jax.Array  # bool [n, B], rows that may be learnt from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +40,15 @@ class Buffer:
     """A bundle of pure functions.
 
     Attributes:
-        init: `(example) -> state`; the example is one row of N environments, leaves `[N, ...]`.
+        init: `(example) -> state`; the example is one row of N environments, leaves `[N, ...]`. Plain arrays.
         add: `(state, rows) -> state`; rows have leaves `[T, N, ...]` and at most `capacity / N` steps.
         sample: `(state, key, importance_exponent=None) -> Sample`; it is not data before `can_sample` holds.
-        set_priorities: `(state, indices, priorities, priority_exponent=1.0) -> state`.
-        can_sample: `(state) -> bool []`.
-        thaw: `(state) -> state` whose rows may be written in place; the identity for the array storage.
-        freeze: `(state) -> state`, the reverse of `thaw`.
+        set_priorities: `(state, indices, priorities, priority_exponent=1.0) -> state`; the identity where there are
+            none.
+        can_sample: `(state) -> bool []`, of the positions alone.
+        thaw: `(state) -> state` with a `jax.Ref` in place of each array of rows and priorities, for writes in place;
+            the identity for the array storage. Such states pass through `replay.scan` and `replay.jit`.
+        freeze: `(state) -> state`, the reverse of `thaw`, in the function that thawed or outside of any.
     """
 
     init: Callable[[PyTree], ReplayState]
@@ -54,3 +58,21 @@ class Buffer:
     can_sample: Callable[[ReplayState], jax.Array]
     thaw: Callable[[ReplayState], ReplayState]
     freeze: Callable[[ReplayState], ReplayState]
+
+
+def importance_weights(priorities: jax.Array, exponent: jax.Array | float | None) -> jax.Array:
+    """Importance weights of rows that were drawn in proportion to their priorities.
+
+        w_i = (M P(i))^-beta / max_j (M P(j))^-beta = (min_j p_j / p_i)^beta
+
+    Args:
+        priorities: p_i of the batch, to any scale, float32 `[B]`; 0 where nothing could be drawn.
+        exponent: beta; None is 1.
+
+    Returns:
+        float32 `[B]`, the largest of them 1; 0 where the priority is.
+    """
+    drawn = priorities > 0
+    smallest = jnp.min(jnp.where(drawn, priorities, jnp.inf))
+    ratios = jnp.where(drawn, smallest / jnp.where(drawn, priorities, 1.0), 0.0)
+    return jnp.where(drawn, ratios ** (1.0 if exponent is None else exponent), 0.0)

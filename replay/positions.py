@@ -44,17 +44,26 @@ def starts(positions: Positions, window: int) -> jax.Array:
     return jnp.maximum(positions.filled - (window - 1), 0)
 
 
-def sampled(
-    positions: Positions, key: jax.Array, count: int, window: int, size: int, num_envs: int
-) -> tuple[jax.Array, jax.Array]:
-    """Draws starts uniformly, with replacement, among the rows that have at least `window - 1` newer ones.
+def sampled(positions: Positions, key: jax.Array, count: int, window: int, size: int, num_envs: int) -> jax.Array:
+    """Draws rows uniformly, with replacement, among those of time rows that have at least `window - 1` newer ones.
 
     Returns:
-        The time rows of each window, int32 `[window, count]`, and the environment of each, int32 `[count]`.
+        Their indices, int32 `[count]`: the time row times `num_envs` plus the environment.
     """
     legal = jnp.maximum(starts(positions, window), 1) * num_envs
     drawn = jax.random.randint(key, (count,), 0, legal, jnp.int32)
-    age, env = drawn // num_envs, drawn % num_envs
     oldest = positions.cursor - positions.filled
+    return (oldest + drawn // num_envs) % size * num_envs + drawn % num_envs
+
+
+def windows(indices: jax.Array, window: int, size: int, num_envs: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the time rows and the environments, int32 `[window, B]` both, of windows from rows `indices` on."""
     steps = jnp.arange(window, dtype=jnp.int32)[:, None]
-    return (oldest + age[None] + steps) % size, env
+    times, envs = indices[None] // num_envs, indices[None] % num_envs
+    return (times + steps) % size, jnp.broadcast_to(envs, (window, envs.shape[1]))
+
+
+def is_start(positions: Positions, times: jax.Array, window: int, size: int) -> jax.Array:
+    """Returns whether time rows have at least `window - 1` newer ones, bool of the shape of `times`, int32."""
+    age = (times - (positions.cursor - positions.filled)) % size
+    return age < starts(positions, window)

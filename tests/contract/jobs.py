@@ -67,6 +67,23 @@ CONFIGS: dict[str, Callable[[], experiments.ExperimentConfig]] = {
         train={"updates_per_iteration": 3},
         replay=experiments.ReplayConfig(capacity=256, batch_size=16, n_step=3),
     ),
+    "prioritised": lambda: make_config(
+        f"{TOYS}/transition_agent.py:make",
+        BEACON,
+        4,
+        2,
+        train={"updates_per_iteration": 3},
+        replay=experiments.ReplayConfig(capacity=256, batch_size=16, kind="prioritised", n_step=3, storage="ref"),
+    ),
+    "sequence": lambda: make_config(
+        f"{TOYS}/sequence_agent.py:make",
+        BEACON,
+        4,
+        2,
+        train={"updates_per_iteration": 3},
+        replay=experiments.ReplayConfig(capacity=256, batch_size=16, kind="sequence", length=3, storage="ref"),
+        env_kwargs={"hidden": True},
+    ),
     "recurrent": lambda: make_config(f"{TOYS}/recurrent_agent.py:make", BEACON, 8, 8, env_kwargs={"hidden": True}),
     "ppo": lambda: make_config(
         "ppo", "CartPole-v1", 4, 8, settings={"hidden_sizes": (4,), "num_minibatches": 2, "num_epochs": 1}
@@ -79,7 +96,8 @@ def only(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("job", names, indirect=True, scope="session")
 
 
-toys = only("rollout", "transition", "recurrent")
+toys = only("rollout", "transition", "prioritised", "sequence", "recurrent")
+replaying = only("transition", "prioritised", "sequence")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,6 +58,12 @@ def test_the_rollout_tells_a_recurrent_agent_all_that_it_acted_from(job: Job) ->
     assert np.max(metrics["log_prob_error"]) < 1e-6
 
 
+@only("sequence")
+def test_a_window_tells_a_recurrent_agent_all_that_it_acted_from(job: Job) -> None:
+    _, metrics = job.run(job.start(), 20)
+    assert np.nanmax(metrics["trace_error"]) < 1e-6
+
+
 def test_episodes_of_the_beacon_terminate_and_are_truncated() -> None:
     env = envs.Vectorise(beacon(limit=6), 64)
 

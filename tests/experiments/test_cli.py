@@ -15,7 +15,7 @@ import rollax
 from rollax.agents.registry import AGENTS
 from rollax.envs.catalogue import ENVIRONMENTS
 from rollax.errors import InputError
-from rollax.experiments import bench, cli, plots, runner
+from rollax.experiments import bench, bench_replay, cli, plots, runner
 from rollax.experiments.config import ExperimentConfig, shipped
 
 SCORES: dict[str, Any] = {"iqm": 495.25, "interval": [480.0, 500.0], "unfinished": 0}
@@ -252,6 +252,15 @@ def test_bench_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["name", "reset", "steps_per_second"]
     assert len(lines) == 3
+
+
+def test_bench_replay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench_replay, "STEPS", 3)
+    monkeypatch.setattr(bench_replay.run_replay, "__defaults__", ((1,), ((128, "float32[2]"),), 1))
+    assert cli.main(["bench", "replay", "--seeds", "2"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:6] == ["name", "seeds", "buffer", "add_us", "cycle_us", "memory"]
+    assert len(lines) == 6
 
 
 def test_list_everything(capsys: pytest.CaptureFixture[str]) -> None:

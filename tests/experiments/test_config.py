@@ -282,6 +282,20 @@ def test_check_does_not_change_its_argument() -> None:
         ({"replay": {"capacity": 512, "batch_size": 0}}, ["replay.batch_size = 0", "1 or more"]),
         ({"replay": {"capacity": 512, "batch_size": 1, "n_step": 0}}, ["replay.n_step = 0", "1 or more"]),
         ({"replay": {"capacity": 512, "batch_size": 1, "n_step": 129}}, ["replay.n_step = 129", "128"]),
+        ({"replay": {"capacity": 512, "batch_size": 1, "length": 4}}, ["replay.length = 4", "kind = 'uniform'"]),
+        (
+            {"replay": {"capacity": 512, "batch_size": 1, "cross_episodes": True}},
+            ["replay.cross_episodes = True", "kind = 'uniform'"],
+        ),
+        (
+            {"replay": {"capacity": 512, "batch_size": 1, "kind": "sequence", "n_step": 3}},
+            ["replay.n_step = 3", "kind = 'sequence'"],
+        ),
+        (
+            {"replay": {"capacity": 512, "batch_size": 1, "kind": "sequence", "length": 129}},
+            ["replay.length = 129", "128"],
+        ),
+        ({"replay": {"capacity": 512, "batch_size": 1, "kind": "sequence", "length": 0}}, ["replay.length = 0"]),
         ({"replay": {"capacity": 513, "batch_size": 1}}, ["replay.capacity = 513", "num_envs = 4", "516"]),
         ({"replay": {"capacity": 508, "batch_size": 1}}, ["replay.capacity = 508", "512"]),
         ({"replay": {"capacity": 512, "batch_size": 1, "kind": "unifrom"}}, ["replay.kind", "'uniform'"]),
