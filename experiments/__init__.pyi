@@ -1,3 +1,6 @@
+from .checkpoint import restore as restore
+from .checkpoint import save as save
+from .config import CheckpointConfig as CheckpointConfig
 from .config import EnvConfig as EnvConfig
 from .config import EvaluationConfig as EvaluationConfig
 from .config import ExperimentConfig as ExperimentConfig
@@ -7,9 +10,14 @@ from .config import TrainConfig as TrainConfig
 from .config import load as load
 from .evaluation import Evaluation as Evaluation
 from .evaluation import make_evaluate as make_evaluate
+from .policy import Policy as Policy
+from .policy import export_policy as export_policy
+from .policy import load_policy as load_policy
 from .runner import Result as Result
 from .runner import evaluate_run as evaluate_run
+from .runner import resume as resume
 from .runner import run as run
+from .saving import Best as Best
 from .sharding import shard as shard
 from .trainer import Clock as Clock
 from .trainer import Trainer as Trainer

@@ -169,4 +169,5 @@ def _priorities(key: jax.Array) -> jax.Array:
 
 def _checksum(experience: Any) -> jax.Array:
     # What a learner would read: without it the compiler leaves out the sample.
-    return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(experience))
+    sums = [jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(experience)]
+    return jnp.sum(jnp.stack(sums))

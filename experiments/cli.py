@@ -9,7 +9,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int | None] = arguments.command
     try:
-        return command(arguments) or 0
+        with _warnings_as_sentences():
+            return command(arguments) or 0
     except InputError as error:
         print(f"rollax: error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"rollax: error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("rollax: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"rollax: {interrupt}" if str(interrupt) else "rollax: interrupted", file=sys.stderr)
         return 130
+
+
+@contextlib.contextmanager
+def _warnings_as_sentences() -> Iterator[None]:
+    """Shows the warnings that are meant for users without the file and line that they come from."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_sentence(message: Warning | str, category: type[Warning], *place: Any, **where: Any) -> None:
+            if category is UserWarning:
+                print(f"rollax: warning: {message}", file=sys.stderr)
+            else:
+                show(message, category, *place, **where)
+
+        warnings.showwarning = show_sentence  # type: ignore[assignment]
+        yield
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="train an agent and write a run folder", allow_abbrev=False)
-    train.add_argument("config", metavar="CONFIG", help="a name of `rollax list configs`, or a TOML file")
-    train.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds trained in one job (default 1)")
+    train.add_argument("config", nargs="?", metavar="CONFIG", help="a name of `rollax list configs`, or a TOML file")
+    train.add_argument("--seeds", type=int, metavar="N", help="seeds trained in one job (default 1)")
     train.add_argument("--seed", type=int, metavar="K", help="the root seed, train.seed of the config")
     train.add_argument("--out", type=Path, metavar="DIR", help="the run folder (default runs/CONFIG-DATE-TIME)")
     train.add_argument("--overwrite", action="store_true", help="replace a run that is in the folder already")
@@ -68,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         "--agent",
         metavar="FILE:make",
         help="train this agent, from the defaults of its Config and not the [agent] table of another one's config",
+    )
+    train.add_argument("--resume", type=Path, metavar="RUN", help="go on with an interrupted run; alone, or --quiet")
+    train.add_argument("--init-from", type=Path, metavar="RUN", help="start from the final parameters of another run")
+    train.add_argument(
+        "--debug", action="store_true", help="one seed without compiling, shapes, and where the first NaN arises; slow"
     )
     train.add_argument("--quiet", action="store_true", help="show no progress bar")
     train.set_defaults(command=_train)
@@ -95,20 +118,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    _start_jax(arguments.seeds)
-    overrides = list(arguments.set)
-    if arguments.seed is not None:
-        overrides.append(f"train.seed={arguments.seed}")
-    config = configs.load(arguments.config, overrides, arguments.agent)
-    out = arguments.out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    from rollax.experiments import runner
-
-    result = runner.run(
-        config, seeds=arguments.seeds, out=out, overwrite=arguments.overwrite, progress=not arguments.quiet
-    )
+    if arguments.resume is not None:
+        result = _resume(arguments)
+    elif arguments.config is None:
+        raise InputError("rollax train needs a CONFIG, or --resume RUN: see rollax list configs.")
+    else:
+        result = _start(arguments)
     summary = result.summary
     print(
-        f"{config.name}: {_score(summary, summary['seeds'])} after {summary['env_steps']:,} steps of each seed, "
+        f"{summary['config']}: {_score(summary, summary['seeds'])} after {summary['env_steps']:,} steps of each seed, "
         f"{summary['steps_per_second']:,.0f} steps per second"
     )
     if math.isnan(summary["iqm"]):
@@ -116,8 +134,56 @@ def _train(arguments: argparse.Namespace) -> int:
     failed = summary["failed_seeds"]
     if failed:
         print(f"failed, their learners stopped being finite: seeds {', '.join(map(str, failed))}", file=sys.stderr)
-    print(f"curves: {out / 'curves.png'}")
+    print(f"curves: {_relative(result.folder / 'curves.png')}")
     return 1 if len(failed) == summary["seeds"] else 0
+
+
+def _start(arguments: argparse.Namespace) -> Any:
+    seeds = 1 if arguments.seeds is None else arguments.seeds
+    _start_jax(seeds)
+    overrides = list(arguments.set)
+    if arguments.seed is not None:
+        overrides.append(f"train.seed={arguments.seed}")
+    config = configs.load(arguments.config, overrides, arguments.agent)
+    from rollax.experiments import runner
+
+    return runner.run(
+        config,
+        seeds=seeds,
+        out=arguments.out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+        overwrite=arguments.overwrite,
+        progress=not arguments.quiet,
+        init_from=arguments.init_from,
+        debug=arguments.debug,
+    )
+
+
+def _resume(arguments: argparse.Namespace) -> Any:
+    settings = {
+        "CONFIG": arguments.config,
+        "--seeds": arguments.seeds,
+        "--seed": arguments.seed,
+        "--out": arguments.out,
+        "--overwrite": arguments.overwrite,
+        "--set": arguments.set,
+        "--agent": arguments.agent,
+        "--init-from": arguments.init_from,
+        "--debug": arguments.debug,
+    }
+    given = [name for name, value in settings.items() if value]
+    if given:
+        raise InputError(f"--resume goes on with a run as it was begun, so {', '.join(given)} can't be given with it.")
+    from rollax.experiments import run_folder
+
+    _start_jax(int(run_folder.open(arguments.resume).read_manifest()["seeds"]))
+    from rollax.experiments import runner
+
+    return runner.resume(arguments.resume, progress=not arguments.quiet)
+
+
+def _relative(path: Path) -> Path:
+    """Returns a path as it is named from the current folder, where it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _eval(arguments: argparse.Namespace) -> None:

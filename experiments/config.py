@@ -1,8 +1,8 @@
 """Experiment configs: typed, frozen dataclasses, read from TOML files and written back to them.
 
-A config has one table for each part of an experiment: `[env]`, `[train]`, `[agent]`, `[replay]`, `[evaluation]` and
-`[log]`. Every value is checked before anything is traced or compiled. Steps of the environment are counted per seed,
-over all of its parallel environments.
+A config has one table for each part of an experiment: `[env]`, `[train]`, `[agent]`, `[replay]`, `[evaluation]`,
+`[log]` and `[checkpoint]`. Every value is checked before anything is traced or compiled. Steps of the environment are
+counted per seed, over all of its parallel environments.
 """
 
 from __future__ import annotations
@@ -77,6 +77,15 @@ class LogConfig:
     every: int = 0  # environment steps per seed from one row of metrics.csv to the next; 0: as often as evaluations
 
 
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """`[checkpoint]`: how often the whole state of a run is saved, to resume it from."""
+
+    every: int = 0  # environment steps per seed from one checkpoint to the next; 0: about a minute
+    keep: int = 1  # how many of the newest are kept
+    replay: bool = True  # whether the replay buffer is saved too; if not, a resumed run starts with an empty one
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """A whole experiment."""
@@ -88,6 +97,7 @@ class ExperimentConfig:
     replay: ReplayConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     log: LogConfig = LogConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
 
 def load(source: str | Path, overrides: Sequence[str] = (), agent: str | None = None) -> ExperimentConfig:
@@ -285,6 +295,8 @@ def _check_ranges(config: ExperimentConfig) -> None:
         "train.total_env_steps": (train.total_env_steps, 1),
         "evaluation.every": (evaluation.every, 0),
         "log.every": (config.log.every, 0),
+        "checkpoint.every": (config.checkpoint.every, 0),
+        "checkpoint.keep": (config.checkpoint.keep, 1),
     }
     for field, (value, least) in {**host, **device}.items():
         if value < least:

@@ -21,7 +21,7 @@ from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 from PIL import Image
 
-from rollax.experiments import run_folder, statistics
+from rollax.experiments import files, logs, run_folder, statistics
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _INK = "#222222"
@@ -44,7 +44,7 @@ def plot_run(folder: str | Path) -> Path:
         OSError: If the image can't be written; it names the file.
     """
     run = run_folder.open(folder)
-    env_steps, returns = run_folder.by_seed(run.read_evaluations(), "return_mean")
+    env_steps, returns = logs.by_seed(run.read_evaluations(), "return_mean")
     num_seeds = len(returns)
     figure, axes = new_figure(
         f"{_name(run)}, {num_seeds} {'seeds' if num_seeds > 1 else 'seed'}", "greedy evaluation return per episode"
@@ -124,7 +124,7 @@ def save(figure: Figure, path: Path) -> None:
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]).quantize(256)
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True, dpi=(figure.dpi, figure.dpi))
-    run_folder.replace_file(path, buffer.getvalue())
+    files.replace_file(path, buffer.getvalue())
 
 
 def _line(axes: Axes, env_steps: NDArray[np.integer], values: NDArray[np.floating], **style: Any) -> None:

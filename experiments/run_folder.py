@@ -1,11 +1,12 @@
 """The folder of one run: the one place that knows its files, makes them and reads them back.
 
+    manifest.json      format, number of seeds, versions: what a resumed run needs to know beside its config
     config.toml        the resolved config
     metrics.csv        training metrics, one row per seed and log point: seed, env_steps, ...
     evaluations.csv    evaluations, one row per seed and evaluation: seed, env_steps, ...
     summary.json       the result of the whole run
     curves.png         the learning curves
-    checkpoints/       what a resumed run starts from
+    checkpoints/       numbered ones, which a resumed run starts from; the agents at the end, final and best
 
 Rows are appended whole and files are replaced whole, so a process killed at any time leaves files that can be read.
 """
@@ -13,29 +14,16 @@ Rows are appended whole and files are replaced whole, so a process killed at any
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
-import io
 import json
-import math
-import operator
-import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, SupportsFloat, SupportsIndex, cast
+from typing import Any, cast
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from rollax.errors import InputError, nearest
-
-Columns = dict[str, NDArray[Any]]
-Rows = Sequence[Mapping[str, SupportsFloat]] | Mapping[str, ArrayLike]
-
-# The columns that say which point a row describes; the only integers.
-INDEX_COLUMNS = ("seed", "env_steps")
+from rollax.errors import InputError
+from rollax.experiments import files, logs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +40,11 @@ class RunFolder:
     def config_path(self) -> Path:
         """The resolved config."""
         return self.path / "config.toml"
+
+    @property
+    def manifest_path(self) -> Path:
+        """What a resumed run needs to know beside its config."""
+        return self.path / "manifest.json"
 
     @property
     def metrics_path(self) -> Path:
@@ -80,9 +73,23 @@ class RunFolder:
 
     def write_config(self, text: str) -> None:
         """Writes the resolved config, a TOML document. Raises OSError, which names the file, if that fails."""
-        replace_file(self.config_path, text.encode())
+        files.replace_file(self.config_path, text.encode())
 
-    def append_metrics(self, rows: Rows) -> None:
+    def write_manifest(self, manifest: Mapping[str, object]) -> None:
+        """Writes the manifest as JSON. Raises OSError, which names the file, if that fails."""
+        files.replace_file(self.manifest_path, files.json_text(manifest))
+
+    def read_manifest(self) -> dict[str, Any]:
+        """Reads the manifest. Raises InputError if there is none, or it isn't one that a run wrote."""
+        try:
+            manifest = json.loads(self.manifest_path.read_text(encoding="utf-8"))
+            if not (isinstance(manifest, dict) and isinstance(manifest.get("seeds"), int)):
+                raise ValueError("it names no number of seeds")
+            return manifest
+        except (OSError, ValueError) as error:
+            raise InputError(f"{str(self.manifest_path)!r} is not the manifest of a run: {error}.") from error
+
+    def append_metrics(self, rows: logs.Rows) -> None:
         """Appends training metrics.
 
         Args:
@@ -94,13 +101,13 @@ class RunFolder:
             InputError: If the columns aren't those of the rows before; nothing is written then.
             OSError: If writing fails, of a full disk for instance; it names the file, which keeps its earlier rows.
         """
-        _append(self.metrics_path, rows)
+        logs.append(self.metrics_path, rows)
 
-    def append_evaluations(self, rows: Rows) -> None:
+    def append_evaluations(self, rows: logs.Rows) -> None:
         """Appends evaluations; arguments and errors are those of `append_metrics`."""
-        _append(self.evaluations_path, rows)
+        logs.append(self.evaluations_path, rows)
 
-    def read_metrics(self) -> Columns:
+    def read_metrics(self) -> logs.Columns:
         """Reads the training metrics.
 
         Returns:
@@ -109,11 +116,24 @@ class RunFolder:
         Raises:
             InputError: If nothing has been logged yet, or the file isn't one that a run wrote.
         """
-        return _read_columns(self.metrics_path)
+        return logs.read_columns(self.metrics_path)
 
-    def read_evaluations(self) -> Columns:
+    def read_evaluations(self) -> logs.Columns:
         """Reads the evaluations; result and errors are those of `read_metrics`."""
-        return _read_columns(self.evaluations_path)
+        return logs.read_columns(self.evaluations_path)
+
+    def evaluation_records(self) -> list[dict[str, Any]]:
+        """Reads the evaluations as the rows that were appended, each value of its type; none if none were."""
+        if len(logs.read_rows(self.evaluations_path)) < 2:
+            return []
+        columns = self.read_evaluations()
+        counts = {"seed", "env_steps", "finished", "unfinished"}
+        values = [[int(x) if name in counts else float(x) for x in column] for name, column in columns.items()]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+
+    def remove_checkpoint(self, name: str) -> None:
+        """Removes a checkpoint, if there is one."""
+        _remove(self.checkpoints_path / name)
 
     def drop_after(self, env_steps: int) -> None:
         """Drops the rows logged after a checkpoint, so that a run resumed from it doesn't log them twice.
@@ -126,16 +146,17 @@ class RunFolder:
             OSError: If rewriting fails; it names the file, which keeps its rows.
         """
         for path in (self.metrics_path, self.evaluations_path):
-            header, *rows = _read_rows(path) or [[]]
+            header, *rows = logs.read_rows(path) or [[]]
             if rows:
-                keep = _read_columns(path)["env_steps"] <= env_steps
+                keep = logs.read_columns(path)["env_steps"] <= env_steps
                 kept = (row for row, early in zip(rows, keep, strict=True) if early)
-                replace_file(path, _csv_text([header, *kept]))
+                files.replace_file(path, logs.csv_text([header, *kept]))
 
     def abandon(self) -> None:
         """Removes the folder of a run that never started, unless something was logged in it."""
         if not (self.metrics_path.exists() or self.evaluations_path.exists()):
             self.config_path.unlink(missing_ok=True)
+            self.manifest_path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # it holds other things
                 self.path.rmdir()
 
@@ -148,7 +169,7 @@ class RunFolder:
         Raises:
             OSError: If writing fails; it names the file, which keeps its earlier content.
         """
-        replace_file(self.summary_path, f"{json.dumps(_strict(summary), indent=2, allow_nan=False)}\n".encode())
+        files.replace_file(self.summary_path, files.json_text(summary))
 
     def read_summary(self) -> dict[str, Any]:
         """Reads the result of the run; what was NaN or infinite comes back as None.
@@ -160,14 +181,22 @@ class RunFolder:
             return cast(dict[str, Any], json.loads(self.summary_path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise InputError(
-                f"{str(self.path)!r} holds no summary.json: its run has not finished; train it again with --overwrite."
+                f"{str(self.path)!r} holds no summary.json: its run has not finished; go on with rollax train --resume."
             ) from None
         except ValueError as error:
             raise InputError(f"{str(self.summary_path)!r} is not a summary that a run wrote: {error}.") from error
 
 
 # All that a run writes. The config comes last: a removal cut short leaves a folder that still looks like a run.
-_WRITTEN = ("metrics.csv", "evaluations.csv", "summary.json", "curves.png", "checkpoints", "config.toml")
+_WRITTEN = (
+    "metrics.csv",
+    "evaluations.csv",
+    "summary.json",
+    "curves.png",
+    "checkpoints",
+    "manifest.json",
+    "config.toml",
+)
 
 
 def create(path: str | Path, overwrite: bool = False) -> RunFolder:
@@ -202,7 +231,7 @@ def create(path: str | Path, overwrite: bool = False) -> RunFolder:
             file.write(b"A full disk, a quota and a read-only mount show only when something is written.\n")
         for name in _WRITTEN:
             _remove(folder / name)
-            _remove(_partial(folder / name))
+            _remove(files.partial(folder / name))
     except OSError as error:
         raise InputError(f"{where} cannot be written ({error.strerror}): choose another folder with --out.") from error
     return RunFolder(folder)
@@ -229,56 +258,9 @@ def open(path: str | Path) -> RunFolder:
     return run
 
 
-def by_seed(columns: Mapping[str, NDArray[Any]], value: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Turns the rows of a log into one curve per seed.
-
-    Args:
-        columns: What `read_metrics` or `read_evaluations` returned, or some of its rows.
-        value: The column to take.
-
-    Returns:
-        `env_steps [P]`, increasing, and `values [S, P]`, seeds in increasing order. A seed without a row at a point is
-        NaN there; of several rows for one seed and point the last one counts.
-
-    Raises:
-        InputError: If there is no such column.
-    """
-    if value not in columns:
-        raise InputError(f"there is no column {value!r}: {nearest(value, columns)}")
-    seeds, row = np.unique(columns["seed"], return_inverse=True)
-    env_steps, point = np.unique(columns["env_steps"], return_inverse=True)
-    values = np.full((len(seeds), len(env_steps)), np.nan)
-    values[row, point] = columns[value]
-    return env_steps, values
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Puts `content` in place of a file at once: a reader, or a killed process, sees the old file or the new one.
-
-    Raises:
-        OSError: If writing fails; it names the file, which keeps its earlier content.
-    """
-    partial = _partial(path)
-    with _naming(path):
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-
-
-def _partial(path: Path) -> Path:
-    """Returns where a file is written before it is put in place."""
-    return path.with_name(f".{path.name}.partial")
-
-
 def _is_run(held: set[str]) -> bool:
     """Returns whether a folder that holds these names is a run's; other projects have a config.toml too."""
-    ours = {*_WRITTEN, *(_partial(Path(name)).name for name in _WRITTEN)}
+    ours = {*_WRITTEN, *(files.partial(Path(name)).name for name in _WRITTEN)}
     return "config.toml" in held and (held <= ours or not held.isdisjoint(_WRITTEN[:3]))
 
 
@@ -294,145 +276,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Gives an OSError raised inside, which says what failed but often not where, the name of the file."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _append(path: Path, rows: Rows) -> None:
-    """Appends rows to a CSV file, after the header if there is none yet; see `RunFolder.append_metrics`."""
-    records = _records(rows) if isinstance(rows, Mapping) else rows
-    if not records:
-        return
-    with _naming(path):
-        header = _read_header(path)
-        lines = [] if header else [header := _new_header(path, records[0])]
-        for record in records:
-            _check_columns(path, header, record)
-            lines.append([_text(column, record[column]) for column in header])
-        _append_whole(path, _csv_text(lines))
-
-
-def _records(columns: Mapping[str, ArrayLike]) -> list[dict[str, SupportsFloat]]:
-    """Returns the rows of columns that broadcast against each other, those of the first axis first."""
-    arrays = np.broadcast_arrays(*(np.asarray(column) for column in columns.values()))
-    return [
-        dict(zip(columns, row, strict=True)) for row in zip(*(array.ravel().tolist() for array in arrays), strict=True)
-    ]
-
-
-def _new_header(path: Path, record: Mapping[str, object]) -> list[str]:
-    """Returns the header for a first row: where the row belongs, then the other columns as they come."""
-    for column in INDEX_COLUMNS:
-        if column not in record:
-            raise InputError(f"a row for {path.name} has no {column!r}: give every row a seed and its env_steps.")
-    return [*INDEX_COLUMNS, *(column for column in record if column not in INDEX_COLUMNS)]
-
-
-def _check_columns(path: Path, header: list[str], record: Mapping[str, object]) -> None:
-    """Raises InputError unless a row has exactly the columns of the file."""
-    if missing := [column for column in header if column not in record]:
-        raise InputError(
-            f"a row for {str(path)!r} lacks the columns {missing}: all rows of a run have the same columns; "
-            "start another run with another --out."
-        )
-    if unknown := [column for column in record if column not in header]:
-        raise InputError(
-            f"a row for {str(path)!r} has the columns {unknown}, which the rows before it lack: all rows of a run have "
-            "the same columns; start another run with another --out."
-        )
-
-
-def _text(column: str, value: SupportsFloat) -> str:
-    """Returns a number as text that reads back as the same float64, or as the same integer in an index column."""
-    return str(operator.index(cast(SupportsIndex, value))) if column in INDEX_COLUMNS else repr(float(value))
-
-
-def _csv_text(lines: Iterable[Sequence[str]]) -> bytes:
-    """Returns lines of cells as CSV."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(lines)
-    return buffer.getvalue().encode()
-
-
-def _append_whole(path: Path, content: bytes) -> None:
-    """Appends whole lines in one write, after cutting off a torn line; takes back what a full disk let through."""
-    with path.open("a+b", buffering=0) as file:
-        end = _end_of_last_line(file)
-        file.truncate(end)
-        try:
-            rest = memoryview(content)
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            file.truncate(end)
-            raise
-
-
-def _end_of_last_line(file: io.FileIO) -> int:
-    """Returns how many bytes of a file are whole lines; a process killed as it wrote may leave a torn one."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        file.seek(end - 1)
-        if file.read(1) == b"\n":
-            break
-        end -= 1
-    return end
-
-
-def _read_header(path: Path) -> list[str]:
-    """Returns the header of a CSV file; empty if there is no whole one."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        line = file.readline()
-    return next(csv.reader([line])) if line.endswith("\n") else []
-
-
-def _read_rows(path: Path) -> list[list[str]]:
-    """Returns the whole lines of a CSV file as cells, the header first; empty if there is no file."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1].decode()
-    return list(csv.reader(io.StringIO(whole, newline="")))
-
-
-def _read_columns(path: Path) -> Columns:
-    """Reads a log; see `RunFolder.read_metrics`."""
-    header, *rows = _read_rows(path) or [[]]
-    if not rows:
-        raise InputError(f"{str(path.parent)!r} holds no {path.name} with rows: its run has not logged any yet.")
-    for line, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise InputError(
-                f"{str(path)!r} is not a log that a run wrote: its header has {len(header)} cells and line {line} "
-                f"{len(row)}; restore the file."
-            )
-    try:
-        columns = {
-            column: np.array([int(cell) if column in INDEX_COLUMNS else float(cell) for cell in cells])
-            for column, cells in zip(header, zip(*rows, strict=True), strict=True)
-        }
-    except ValueError as error:
-        raise InputError(f"{str(path)!r} is not a log that a run wrote: {error}; restore the file.") from error
-    if missing := [column for column in INDEX_COLUMNS if column not in columns]:
-        raise InputError(f"{str(path)!r} is not a log that a run wrote: it lacks the columns {missing}.")
-    return columns
-
-
-def _strict(value: object) -> object:
-    """Returns a value as strict JSON can hold it."""
-    if isinstance(value, Mapping):
-        return {str(key): _strict(entry) for key, entry in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return _strict(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_strict(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

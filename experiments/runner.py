@@ -1,13 +1,16 @@
-"""`run`: a whole job from a config, host side. Chunks, progress, logs, evaluation, final parameters, plot."""
+"""`run` and `resume`: a whole job from a config, host side. Chunks, progress, logs, evaluation, checkpoints, plot."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
-import importlib.metadata
-import platform
+import signal
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-import rollax
 from rollax.errors import InputError
-from rollax.experiments import checkpoint, run_folder, statistics
+from rollax.experiments import checkpoint, debugging, reporting, run_folder, saving
 from rollax.experiments import config as configs
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.evaluation import Evaluation, make_evaluate
@@ -35,6 +37,7 @@ class Result:
     """What a run gives back."""
 
     state: TrainState  # leaves [S, ...] but for the clock
+    best: saving.Best
     summary: dict[str, Any]  # as in summary.json
     evaluations: list[dict[str, Any]]  # as in evaluations.csv
     folder: Path | None  # where the files are; None if none were asked for
@@ -42,14 +45,42 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class _Programs:
-    """The compiled programs of one run, each compiled once."""
+    """The compiled programs of one run, each compiled once, and what they start from."""
 
     chunk: Any
     greedy: Any
     sampled: Any
-    state: TrainState  # before the first chunk
+    keep_best: Any
+    start: saving.Saved
     seed_keys: jax.Array  # key [S padded]
     compile_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """One run: what it trains, and where it writes."""
+
+    trainer: Trainer
+    seeds: int
+    folder: run_folder.RunFolder | None
+    progress: bool
+    debug: bool = False
+    init_from: Path | None = None
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of one seed in the whole run."""
+        return self.trainer.num_chunks * self.trainer.env_steps_per_chunk
+
+
+@dataclasses.dataclass(frozen=True)
+class _Position:
+    """Where a run is."""
+
+    saved: saving.Saved
+    chunks: int = 0  # done
+    seconds: float = 0.0  # spent in them, compilation apart
+    evaluations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 def run(
@@ -59,11 +90,15 @@ def run(
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = False,
+    init_from: str | Path | None = None,
+    debug: bool = False,
 ) -> Result:
     """Trains `seeds` seeds in one job on all devices of this process.
 
     Seed i starts from `fold_in(key(train.seed), i)`, whatever the number of seeds. After each chunk the metrics are
-    logged; at every evaluation point and at the end each seed plays `evaluation.episodes` greedy episodes.
+    logged; at every evaluation point and at the end each seed plays `evaluation.episodes` greedy episodes. With a
+    folder, the whole state is saved as `[checkpoint]` says, and an interrupt (Ctrl-C) ends the run after its chunk and
+    a checkpoint; a second one ends it at once.
 
     Args:
         config: A config, the name of a shipped one, or the path of a TOML file.
@@ -71,36 +106,75 @@ def run(
         out: The folder to write; None writes nothing.
         overwrite: Whether a run that is already in `out` may be replaced.
         progress: Whether to show a progress bar on standard error.
+        init_from: The folder of a run whose final parameters seed i starts from (those of its seed i modulo its number
+            of seeds): params, target params and statistics, but no optimiser state.
+        debug: Whether to run one seed without compiling anything, print the shapes of its state, and stop where the
+            first NaN arises in the agent or the environment. Slow.
 
     Raises:
-        InputError: The config cannot work or the folder cannot be written; nothing has been compiled yet.
+        InputError: The config cannot work or the folder cannot be written; nothing has been compiled yet. With
+            `debug`, a NaN; it says where.
+        KeyboardInterrupt: It was interrupted; it says how to go on.
+        OSError: A file cannot be written; older checkpoints are as they were.
     """
     if isinstance(config, str | Path):
         config = configs.load(config)
     if not 1 <= seeds <= MAX_SEEDS:
         raise InputError(f"seeds = {seeds} must be between 1 and {MAX_SEEDS}.")
+    if debug and seeds != 1:
+        raise InputError(f"seeds = {seeds} cannot be debugged at once: give 1.")
     trainer = make_trainer(config)
     evaluate = make_evaluate(config)
+    agent = None if init_from is None else saving.agents_of(Path(init_from), trainer, seeds)
     folder = None if out is None else run_folder.create(out, overwrite)
+    job = _Job(trainer, seeds, folder, progress, debug, None if init_from is None else Path(init_from))
     if folder is not None:
+        folder.write_manifest({"format": checkpoint.FORMAT, "seeds": seeds, "versions": checkpoint.versions()})
         folder.write_config(configs.to_toml(config))
     try:
-        programs = _compile(trainer, evaluate, seeds)
+        programs = _compile(job, evaluate)
+        saved = programs.start if agent is None else saving.initialised(programs.start, agent)
     except BaseException:
         if folder is not None:
             folder.abandon()  # so that the corrected command may use it
         raise
-    state, evaluations, run_seconds = _train(trainer, programs, seeds, folder, progress)
-    sampled = _evaluate(programs.sampled, state, programs.seed_keys, trainer.num_chunks, seeds)
-    summary = _summary(trainer, seeds, evaluations, sampled, state, programs.compile_seconds, run_seconds)
-    state = jax.device_put(take_seeds(state, axes(), slice(seeds)), jax.local_devices()[0])
-    if folder is not None:
-        checkpoint.save(folder.checkpoints_path / "final", state.agent)
-        folder.write_summary(summary)
-        from rollax.experiments import plots  # matplotlib takes a second to import
+    return _finish(job, programs, _train(job, programs, _Position(saved)))
 
-        plots.plot_run(folder.path)
-    return Result(state, summary, evaluations, None if folder is None else folder.path)
+
+def resume(folder: str | Path, *, progress: bool = False) -> Result:
+    """Goes on with an interrupted run from its last checkpoint, to the bits that it would have come to.
+
+    Equal bits need the same packages, number of devices and kind of processor; other packages or devices give a
+    warning. Rows that were logged after the checkpoint are dropped, and come again.
+
+    Args:
+        folder: The folder of the run.
+        progress: As of `run`.
+
+    Raises:
+        InputError: The folder holds no run or a finished one, or its checkpoint cannot be read or does not fit its
+            config.
+        KeyboardInterrupt: As of `run`.
+        OSError: As of `run`.
+    """
+    opened = run_folder.open(folder)
+    if opened.summary_path.exists():
+        raise InputError(f"run {str(opened.path)!r} is finished: there is nothing to resume.")
+    trainer = make_trainer(configs.load(opened.config_path))
+    job = _Job(trainer, int(opened.read_manifest()["seeds"]), opened, progress)
+    numbers = checkpoint.numbers(opened.checkpoints_path)
+    path = opened.checkpoints_path / str(numbers[-1]) if numbers else None
+    manifest = None if path is None else checkpoint.read_manifest(path)
+    programs = _compile(job, make_evaluate(trainer.config))
+    position = _Position(programs.start)
+    if path is not None and manifest is not None:
+        checkpoint.warn_of_other_versions(path, manifest)
+        position = _Position(
+            saving.restored(path, manifest, job.seeds, programs.start), numbers[-1], manifest["seconds"]
+        )
+    opened.drop_after(position.chunks * trainer.env_steps_per_chunk)
+    position = dataclasses.replace(position, evaluations=opened.evaluation_records())
+    return _finish(job, programs, _train(job, programs, position))
 
 
 def evaluate_run(folder: str | Path, episodes: int | None = None, seed: int = 0) -> dict[str, Any]:
@@ -124,161 +198,178 @@ def evaluate_run(folder: str | Path, episodes: int | None = None, seed: int = 0)
             raise InputError(f"episodes = {episodes} must be at least 1.")
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, episodes=episodes))
     seeds = int(opened.read_summary()["seeds"])
-    trainer = make_trainer(config)
+    agent_state = checkpoint.restore(opened.checkpoints_path / "final", saving.agents_like(make_trainer(config), seeds))
     keys = jax.random.split(jax.random.key(seed), seeds)
-    like = jax.eval_shape(jax.vmap(trainer.init, out_axes=axes()), keys).agent
-    agent_state = checkpoint.load(opened.checkpoints_path / "final", like)
     evaluation = jax.jit(jax.vmap(make_evaluate(config)))(agent_state, keys)
-    rows = _rows(evaluation, 0, seeds)
-    return {**_scores(rows), "seeds": rows}
+    rows = reporting.evaluation_rows(evaluation, 0, seeds)
+    return {**reporting.scores(rows), "seeds": rows}
 
 
-def _compile(trainer: Trainer, evaluate: Any, seeds: int) -> _Programs:
+def _compile(job: _Job, evaluate: Any) -> _Programs:
     started = time.perf_counter()
-    mesh = seed_mesh(seeds)
+    trainer = debugging.checked(job.trainer) if job.debug else job.trainer
+    mesh = seed_mesh(job.seeds)
     root = jax.random.key(trainer.config.train.seed)
-    seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(root, jnp.arange(padded(seeds, mesh)))
-    init = over_seeds(trainer.init, mesh, (0,), axes())
-    state = init(seed_keys)
-    chunk = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), donate_argnums=(0,)).lower(state).compile()
+    seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(root, jnp.arange(padded(job.seeds, mesh)))
+    if job.debug:
+        evaluate = debugging.watched(evaluate)
+        state = debugging.of_one_seed(debugging.watched(trainer.init), (0,), axes())(seed_keys)
+    else:
+        state = over_seeds(trainer.init, mesh, (0,), axes())(seed_keys)
+
+    def compiled(function: Any, in_axes: Any, out_axes: Any, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
+        if job.debug:
+            return debugging.of_one_seed(function, in_axes, out_axes)
+        return over_seeds(function, mesh, in_axes, out_axes, donate).lower(*arguments).compile()
 
     def evaluate_seed(agent_state: Any, seed_key: jax.Array, index: jax.Array, explore: bool) -> Evaluation:
         key = jax.random.fold_in(jax.random.fold_in(seed_key, EVALUATION_STREAM), index)
         return evaluate(agent_state, key, explore=explore)
 
-    def compiled(explore: bool) -> Any:
-        evaluate_all = over_seeds(functools.partial(evaluate_seed, explore=explore), mesh, (0, 0, None), 0)
-        return evaluate_all.lower(state.agent, seed_keys, jnp.zeros((), jnp.int32)).compile()
-
-    greedy, sampled = compiled(explore=False), compiled(explore=True)
+    chunk = compiled(trainer.chunk, (axes(),), (axes(), 0), state, donate=(0,))
+    index = jnp.zeros((), jnp.int32)
+    greedy, sampled = (
+        compiled(functools.partial(evaluate_seed, explore=explore), (0, 0, None), 0, state.agent, seed_keys, index)
+        for explore in (False, True)
+    )
+    best = over_seeds(saving.no_best, mesh, (0,), 0)(state.agent)
+    evaluation = jax.eval_shape(greedy, state.agent, seed_keys, index) if job.debug else greedy.out_info
+    keep_best = compiled(saving.keep_best, (0, 0, 0, None), 0, best, state.agent, evaluation, index, donate=(0,))
     jax.block_until_ready(state)
-    return _Programs(chunk, greedy, sampled, state, seed_keys, time.perf_counter() - started)
+    if job.debug:
+        debugging.print_shapes(take_seeds(state, axes(), 0))
+    return _Programs(
+        chunk, greedy, sampled, keep_best, saving.Saved(state, best), seed_keys, time.perf_counter() - started
+    )
 
 
-def _train(
-    trainer: Trainer, programs: _Programs, seeds: int, folder: run_folder.RunFolder | None, progress: bool
-) -> tuple[TrainState, list[dict[str, Any]], float]:
-    """Runs every chunk; the host logs one chunk while the devices work on the next."""
+def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
+    """Runs every chunk that is left; the host logs one chunk while the devices work on the next."""
+    trainer, folder, seeds = job.trainer, job.folder, job.seeds
     evaluation = trainer.config.evaluation
     every = evaluation.every or -(-trainer.config.train.total_env_steps // 20)
     chunks_per_evaluation = max(1, -(-every // trainer.env_steps_per_chunk))
-    total = trainer.num_chunks * trainer.env_steps_per_chunk
-    state, evaluations = programs.state, []
+    state, best, evaluations = start.saved.state, start.saved.best, start.evaluations
     started = time.perf_counter()
     pending: list[tuple[int, Any, Evaluation | None]] = []
-    with tqdm(total=total * seeds, unit=" env steps", unit_scale=True, disable=not progress) as bar:
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(
+            tqdm(total=job.env_steps * seeds, unit=" env steps", unit_scale=True, disable=not job.progress)
+        )
+        bar.update(start.chunks * trainer.env_steps_per_chunk * seeds)
+        keeper = stack.enter_context(saving.Keeper(trainer, seeds, folder))
+        stop = stack.enter_context(_stop_requested()) if folder is not None else None
 
         def log() -> None:
             index, metrics, evaluated = pending.pop()
             env_steps = index * trainer.env_steps_per_chunk
-            metrics_rows = _metrics_rows(metrics, env_steps, seeds)
+            metrics_rows = reporting.metrics_rows(metrics, env_steps, seeds)
             if folder is not None:
                 folder.append_metrics(metrics_rows)
             if evaluated is not None:
-                rows = _rows(evaluated, env_steps, seeds)
+                rows = reporting.evaluation_rows(evaluated, env_steps, seeds)
                 evaluations.extend(rows)
                 if folder is not None:
                     folder.append_evaluations(rows)
-                bar.set_postfix_str(f"greedy return IQM {_scores(rows)['iqm']:.2f}", refresh=False)
+                bar.set_postfix_str(f"greedy return IQM {reporting.scores(rows)['iqm']:.2f}", refresh=False)
             bar.update(trainer.env_steps_per_chunk * seeds)
 
-        for index in range(1, trainer.num_chunks + 1):
+        for index in range(start.chunks + 1, trainer.num_chunks + 1):
             state, metrics = programs.chunk(state)
             evaluated = None
             if index % chunks_per_evaluation == 0 or index == trainer.num_chunks:
-                evaluated = programs.greedy(state.agent, programs.seed_keys, jnp.asarray(index, jnp.int32))
+                number = jnp.asarray(index, jnp.int32)
+                evaluated = programs.greedy(state.agent, programs.seed_keys, number)
+                best = programs.keep_best(best, state.agent, evaluated, number)
             if pending:
                 log()
             pending.append((index, metrics, evaluated))
-        log()
+            stopping = stop is not None and stop.is_set() and index < trainer.num_chunks
+            if stopping or keeper.is_due(index):
+                log()  # rows first: what a checkpoint is resumed from must have been logged up to it
+                keeper.save(index, saving.Saved(state, best), start.seconds + time.perf_counter() - started)
+            if stopping:
+                assert folder is not None
+                raise KeyboardInterrupt(  # once the checkpoint is complete, on the way out
+                    f"stopped after {index * trainer.env_steps_per_chunk:,} steps of each seed; go on with: "
+                    f"rollax train --resume {folder.path}"
+                )
+        if pending:
+            log()
         jax.block_until_ready(state)
-    return state, evaluations, time.perf_counter() - started
+    seconds = start.seconds + time.perf_counter() - started
+    return _Position(saving.Saved(state, best), trainer.num_chunks, seconds, evaluations)
 
 
-def _evaluate(program: Any, state: TrainState, seed_keys: jax.Array, index: int, seeds: int) -> list[dict[str, Any]]:
-    return _rows(program(state.agent, seed_keys, jnp.asarray(index, jnp.int32)), 0, seeds)
+@contextlib.contextmanager
+def _stop_requested() -> Iterator[threading.Event]:
+    """Yields an event that the first interrupt sets; the second one is as usual. In the main thread alone."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: Any) -> None:
+        event.set()
+        signal.signal(signal.SIGINT, before)
+        print("\nrollax: ending after this chunk and a checkpoint; again to end at once", file=sys.stderr)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _metrics_rows(metrics: dict[str, jax.Array], env_steps: int, seeds: int) -> list[dict[str, Any]]:
-    """Returns one row for each seed: means over the chunk's iterations, of episodes weighted by how many ended."""
-    columns = {name: np.asarray(value)[:seeds] for name, value in metrics.items()}
-    episodes = columns["episodes"]
-    means = {"episodes": np.sum(episodes, axis=1)}
-    for name, value in columns.items():
-        if name != "episodes":
-            weights = (episodes if name.startswith("episode_") else np.ones_like(episodes)) * ~np.isnan(value)
-            total = np.sum(weights, axis=1)
-            mean = np.sum(np.where(weights > 0, value, 0.0) * weights, axis=1) / np.maximum(total, 1)
-            means[name] = np.where(total > 0, mean, np.nan)
-    return [
-        {"seed": seed, "env_steps": env_steps, **{name: value[seed].item() for name, value in means.items()}}
-        for seed in range(seeds)
-    ]
+def _finish(job: _Job, programs: _Programs, position: _Position) -> Result:
+    """Evaluates with exploration too, and writes what a finished run leaves."""
+    seeds, folder = job.seeds, job.folder
+    index = jnp.asarray(position.chunks, jnp.int32)
+    sampled = programs.sampled(position.saved.state.agent, programs.seed_keys, index)
+    saved = take_seeds(position.saved, saving.SAVED_AXES, slice(seeds))
+    saved = jax.device_put(saved, jax.local_devices()[0])
+    summary = _summary(job, programs, position, saved, reporting.evaluation_rows(sampled, 0, seeds))
+    if folder is not None:
+        for name, agent in (("final", saved.state.agent), ("best", saved.best.agent)):
+            folder.remove_checkpoint(name)  # of a finish that was cut short
+            checkpoint.save(folder.checkpoints_path / name, agent)
+        folder.write_summary(summary)
+        from rollax.experiments import plots  # matplotlib takes a second to import
 
-
-def _rows(evaluation: Evaluation, env_steps: int, seeds: int) -> list[dict[str, Any]]:
-    """Returns one row of evaluations.csv for each seed; an unfinished episode is counted and not averaged in."""
-    returns, lengths, finished = (
-        np.asarray(leaf)[:seeds] for leaf in (evaluation.episode_return, evaluation.episode_length, evaluation.finished)
-    )
-    rows = []
-    for seed in range(seeds):
-        kept = returns[seed][finished[seed]].astype(np.float64)
-        any_finished = kept.size > 0
-        rows.append(
-            {
-                "seed": seed,
-                "env_steps": env_steps,
-                "return_mean": float(np.mean(kept)) if any_finished else float("nan"),
-                "return_std": float(np.std(kept)) if any_finished else float("nan"),
-                "length_mean": float(np.mean(lengths[seed][finished[seed]])) if any_finished else float("nan"),
-                "finished": int(np.sum(finished[seed])),
-                "unfinished": int(np.sum(~finished[seed])),
-            }
-        )
-    return rows
-
-
-def _scores(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the inter-quartile mean over seeds of each seed's mean return, its 95 % interval, and what is missing."""
-    means = np.array([row["return_mean"] for row in rows])
-    return {
-        "iqm": float(statistics.iqm(means)),
-        "interval": [float(bound) for bound in statistics.bootstrap_interval(means)],
-        "unfinished": sum(row["unfinished"] for row in rows),
-    }
+        plots.plot_run(folder.path)
+    return Result(saved.state, saved.best, summary, position.evaluations, None if folder is None else folder.path)
 
 
 def _summary(
-    trainer: Trainer,
-    seeds: int,
-    evaluations: list[dict[str, Any]],
-    sampled: list[dict[str, Any]],
-    state: TrainState,
-    compile_seconds: float,
-    run_seconds: float,
+    job: _Job, programs: _Programs, position: _Position, saved: saving.Saved, sampled: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    total = trainer.num_chunks * trainer.env_steps_per_chunk
-    sampled_scores = _scores(sampled)
-    failed = np.asarray(state.failed.flag)[:seeds]
+    trainer, seeds = job.trainer, job.seeds
+    sampled_scores = reporting.scores(sampled)
+    failed = saved.state.failed
     return {
         "config": trainer.config.name,
         "seeds": seeds,
-        "env_steps": total,
-        **_scores(evaluations[-seeds:]),
+        "env_steps": job.env_steps,
+        **reporting.scores(position.evaluations[-seeds:]),
         "iqm_sampled": sampled_scores["iqm"],
         "interval_sampled": sampled_scores["interval"],
         "episodes": trainer.config.evaluation.episodes,
-        "failed_seeds": [int(seed) for seed in np.flatnonzero(failed)],
-        "compile_seconds": compile_seconds,
-        "run_seconds": run_seconds,
-        "steps_per_second": total * seeds / run_seconds,
+        "best": [
+            {"seed": seed, "env_steps": int(chunk) * trainer.env_steps_per_chunk, "return_mean": float(score)}
+            for seed, (chunk, score) in enumerate(zip(saved.best.chunk, saved.best.score, strict=True))
+        ],
+        "failed_seeds": [int(seed) for seed in np.flatnonzero(np.asarray(failed.flag))],
+        "failed_at": [
+            int(iteration + 1) * trainer.env_steps_per_iteration
+            for iteration in np.asarray(failed.iteration)[np.asarray(failed.flag)]
+        ],
+        "init_from": None if job.init_from is None else str(job.init_from),
+        "compile_seconds": programs.compile_seconds,
+        "run_seconds": position.seconds,
+        "steps_per_second": job.env_steps * seeds / position.seconds,
         "device": jax.local_devices()[0].device_kind,
         "devices": seed_mesh(seeds).size,
-        "python": platform.python_version(),
-        "versions": {
-            "rollax": rollax.__version__,
-            **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "gymnax")},
-        },
+        "versions": checkpoint.versions(),
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

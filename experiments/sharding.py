@@ -86,8 +86,8 @@ def shard(train: Callable[[jax.Array], Any], seeds: int) -> Callable[[jax.Array]
     return train_all
 
 
-def take_seeds(tree: Any, seed_axes: Any, index: int | slice) -> Any:
-    """Returns one seed or a range of seeds of a tree whose seed axes are the prefix tree `seed_axes`."""
+def take_seeds(tree: Any, seed_axes: Any, index: int | slice | np.ndarray | None) -> Any:
+    """Returns one seed, or some, of a tree whose seed axes are the prefix tree `seed_axes`; None adds such an axis."""
 
     def take(axis: int | None, branch: Any) -> Any:
         return branch if axis is None else jax.tree.map(lambda leaf: leaf[index], branch)

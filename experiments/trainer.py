@@ -168,21 +168,10 @@ class Trainer:
         if state.clock.iteration.ndim:
             _refuse_batched_clock()
         state = dataclasses.replace(state, clock=_unbatched(state.clock))
-        state, metrics = replay.scan(lambda carry, _: self.iteration(carry), self._thawed(state), length=length)
-        return self._frozen(state), metrics
-
-    def _thawed(self, state: TrainState) -> TrainState:
-        """The state with replay rows that are written in place, where the buffer's storage is such."""
-        if self.buffer is None:
-            return state
-        stored = self.buffer.thaw(replay.ReplayState(state.replay, state.clock.positions))
-        return dataclasses.replace(state, replay=stored.rows)
-
-    def _frozen(self, state: TrainState) -> TrainState:
-        if self.buffer is None:
-            return state
-        stored = self.buffer.freeze(replay.ReplayState(state.replay, state.clock.positions))
-        return dataclasses.replace(state, replay=stored.rows)
+        thaw, freeze = (None, None) if self.buffer is None else (self.buffer.thaw, self.buffer.freeze)
+        state = _with_rows(thaw, state)
+        state, metrics = replay.scan(lambda carry, _: self.iteration(carry), state, length=length)
+        return _with_rows(freeze, state), metrics
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Acts, stores, updates and observes once."""
@@ -368,6 +357,14 @@ def _schedule(config: ExperimentConfig) -> tuple[int, int]:
     every = config.log.every or config.evaluation.every or -(-config.train.total_env_steps // 20)
     chunk_iterations = min(needed, -(-every // per_iteration))
     return chunk_iterations, -(-needed // chunk_iterations)
+
+
+def _with_rows(convert: Callable[[replay.ReplayState], replay.ReplayState] | None, state: TrainState) -> TrainState:
+    """Returns the state with its replay rows thawed or frozen, if there are any."""
+    if convert is None:
+        return state
+    stored = convert(replay.ReplayState(state.replay, state.clock.positions))
+    return dataclasses.replace(state, replay=stored.rows)
 
 
 def _hold_if_bad(state: TrainState, agent_state: PyTree) -> tuple[PyTree, Failure]:

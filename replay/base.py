@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rollax.replay.positions import Positions
-
 PyTree = Any
 
 
@@ -21,7 +19,8 @@ class ReplayState:
 
     # Leaves [capacity / N, N, ...], time rows of N environments, with priorities where there are any.
     rows: PyTree
-    positions: Positions | Any  # where to write, what may be read; the same for all seeds of a job
+    # Where to write and what may be read, the same for all seeds of a job: `Positions`, or what flashbax counts.
+    positions: Any
 
 
 @jax.tree_util.register_dataclass

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from rollax import InputError
-from rollax.experiments import run_folder
+from rollax.experiments import logs, run_folder
 from rollax.experiments.run_folder import RunFolder
 
 NAN = float("nan")
@@ -240,7 +240,7 @@ def test_summary_missing_or_damaged(run: RunFolder) -> None:
 def test_rows_read_back(
     run: RunFolder,
     append: Callable[[RunFolder, Any], None],
-    read: Callable[[RunFolder], run_folder.Columns],
+    read: Callable[[RunFolder], logs.Columns],
     name: str,
 ) -> None:
     append(run, [])
@@ -341,7 +341,7 @@ def test_a_full_disk_names_the_file_and_takes_no_row(run: RunFolder) -> None:
 def test_a_killed_process_leaves_whole_rows(run: RunFolder) -> None:
     program = f"""
 import itertools, numpy as np
-from rollax.experiments import run_folder
+from rollax.experiments import logs, run_folder
 run = run_folder.RunFolder(run_folder.Path({str(run.path)!r}))
 for step in itertools.count(1):
     run.append_metrics({{"seed": np.arange(64), "env_steps": step, "loss": np.full(64, step / 3)}})
@@ -415,7 +415,7 @@ def test_by_seed_pivots_rows_in_any_order(run: RunFolder) -> None:
         ]
     )
     run.append_metrics([{"seed": 3, "env_steps": 10, "loss": -1.0}])  # the last of equal rows counts
-    env_steps, values = run_folder.by_seed(run.read_metrics(), "loss")
+    env_steps, values = logs.by_seed(run.read_metrics(), "loss")
     np.testing.assert_array_equal(env_steps, [10, 20, 30])
     np.testing.assert_array_equal(values, [[-1, 320, 330], [NAN, NAN, 530], [710, 720, NAN]])
 
@@ -423,4 +423,4 @@ def test_by_seed_pivots_rows_in_any_order(run: RunFolder) -> None:
 def test_by_seed_names_the_nearest_column() -> None:
     columns = {"seed": np.array([0]), "env_steps": np.array([1]), "return_mean": np.array([2.0])}
     with pytest.raises(InputError, match="no column 'return_maen': did you mean 'return_mean'"):
-        run_folder.by_seed(columns, "return_maen")
+        logs.by_seed(columns, "return_maen")
