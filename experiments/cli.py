@@ -59,7 +59,7 @@ def _warnings_as_sentences() -> Iterator[None]:
             else:
                 show(message, category, *place, **where)
 
-        warnings.showwarning = show_sentence  # type: ignore[assignment]
+        warnings.showwarning = show_sentence
         yield
 
 

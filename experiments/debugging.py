@@ -86,7 +86,12 @@ def _located() -> Iterator[None]:
         yield
     except FloatingPointError as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "site-packages" not in Path(frame.filename).parts] or frames
+        own = [
+            frame
+            for frame in frames
+            if {"site-packages", "rollax"} & {*Path(frame.filename).parts} != {"site-packages"}
+        ]
+        own = own or frames
         raise InputError(
             f"a number became NaN at {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line}"
         ) from error

@@ -125,11 +125,13 @@ def run(
         raise InputError(f"seeds = {seeds} cannot be debugged at once: give 1.")
     trainer = make_trainer(config)
     evaluate = make_evaluate(config)
-    agent = None if init_from is None else saving.agents_of(Path(init_from), trainer, seeds)
+    other = None if init_from is None else Path(init_from).absolute()
+    agent = None if other is None else saving.agents_of(other, trainer, seeds)
     folder = None if out is None else run_folder.create(out, overwrite)
-    job = _Job(trainer, seeds, folder, progress, debug, None if init_from is None else Path(init_from))
+    job = _Job(trainer, seeds, folder, progress, debug, other)
     if folder is not None:
-        folder.write_manifest({"format": checkpoint.FORMAT, "seeds": seeds, "versions": checkpoint.versions()})
+        start = {"seeds": seeds, "init_from": None if other is None else str(other)}
+        folder.write_manifest({"format": checkpoint.FORMAT, "versions": checkpoint.versions(), **start})
         folder.write_config(configs.to_toml(config))
     try:
         programs = _compile(job, evaluate)
@@ -161,12 +163,17 @@ def resume(folder: str | Path, *, progress: bool = False) -> Result:
     if opened.summary_path.exists():
         raise InputError(f"run {str(opened.path)!r} is finished: there is nothing to resume.")
     trainer = make_trainer(configs.load(opened.config_path))
-    job = _Job(trainer, int(opened.read_manifest()["seeds"]), opened, progress)
+    start = opened.read_manifest()
+    other = Path(start["init_from"]) if start.get("init_from") else None
+    job = _Job(trainer, start["seeds"], opened, progress, init_from=other)
     numbers = checkpoint.numbers(opened.checkpoints_path)
     path = opened.checkpoints_path / str(numbers[-1]) if numbers else None
     manifest = None if path is None else checkpoint.read_manifest(path)
     programs = _compile(job, make_evaluate(trainer.config))
     position = _Position(programs.start)
+    if path is None and other is not None:
+        agent = saving.agents_of(other, trainer, job.seeds)
+        position = _Position(saving.initialised(programs.start, agent))
     if path is not None and manifest is not None:
         checkpoint.warn_of_other_versions(path, manifest)
         position = _Position(

@@ -206,7 +206,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> experiments.Result:
     return experiments.run(config(), seeds=SEEDS, out=tmp_path_factory.mktemp("runs") / "whole")
 
 
-def interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch, after: int = 7, **changes: Any) -> None:
+def interrupt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, after: int = 7, init_from: Path | None = None, **changes: Any
+) -> None:
     """Begins a run and interrupts it while its chunk number `after` is logged."""
     append, count = run_folder.RunFolder.append_metrics, 0
 
@@ -223,7 +225,7 @@ def interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch, after: int = 7, **c
         with pytest.raises(
             KeyboardInterrupt, match=r"stopped after .* steps of each seed; go on with: rollax train --r"
         ):
-            experiments.run(changed, seeds=SEEDS, out=folder)
+            experiments.run(changed, seeds=SEEDS, out=folder, init_from=init_from)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -268,6 +270,17 @@ def test_a_run_without_a_checkpoint_starts_again(
     experiments.resume(tmp_path / "run")
     assert whole.folder is not None
     assert files(tmp_path / "run") == files(whole.folder)
+
+
+def test_a_fine_tuned_run_without_a_checkpoint_starts_again_from_the_other_run(
+    whole: experiments.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = experiments.run(config(), seeds=SEEDS, out=tmp_path / "whole", init_from=whole.folder)
+    interrupt(tmp_path / "run", monkeypatch, init_from=whole.folder)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    result = experiments.resume(tmp_path / "run")
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert result.summary["init_from"] == expected.summary["init_from"] == str(whole.folder)
 
 
 def test_the_command_line_interrupts_and_resumes(
