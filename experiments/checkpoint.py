@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -75,7 +76,7 @@ def restore(path: str | Path, like: Any) -> Any:
         arguments = ocp.args.Composite(arrays=ocp.args.StandardRestore(wanted))
         arrays = checkpointer.restore(path, args=arguments)["arrays"]
     names = {index: name for name, index in _places(leaves).items()}
-    empty = {index: jax.numpy.zeros(leaf.shape, leaf.dtype) for index, leaf in enumerate(leaves) if index not in names}
+    empty = {index: jnp.zeros(leaf.shape, leaf.dtype) for index, leaf in enumerate(leaves) if index not in names}
     found = [empty[index] if index in empty else arrays[names[index]] for index in range(len(leaves))]
     return jax.tree.unflatten(treedef, found)
 
@@ -174,7 +175,8 @@ def numbers(folder: Path) -> list[int]:
     """Returns the numbers of the complete checkpoints of a run, in increasing order."""
     if not folder.is_dir():
         return []
-    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def _arguments(tree: Any, notes: Mapping[str, Any]) -> ocp.args.Composite:
@@ -195,12 +197,23 @@ def _named(leaves: list[Any]) -> dict[str, Any]:
 
 def _describe(tree: Any) -> list[list[Any]]:
     """Returns path, shape and dtype of each leaf; the dtype of a key names its implementation."""
-    described = []
+    described: list[list[Any]] = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path)
         if isinstance(leaf, jax.Ref):
             raise InputError(f"{name} is a jax.Ref: freeze the replay buffer before saving its state.")
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise InputError(
+                f"{name or 'the tree'} is {type(leaf).__name__}, not an array: give it as jnp.asarray(...)."
+            )
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        if not is_key and (leaf.dtype.kind in "OSUMm" or jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype):
+            raise InputError(
+                f"{name} is {leaf.dtype}, which JAX does not hold here: convert it to another dtype first."
+            )
         described.append([name, list(leaf.shape), str(leaf.dtype)])
+    if not any(np.prod(shape, dtype=int) for _, shape, _ in described):
+        raise InputError("there is nothing to save or restore: the tree has no array with elements.")
     return described
 
 
@@ -251,8 +264,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # what orbax and its storage raise for a damaged file has no common class
         raise InputError(
-            f"checkpoint {str(path)!r} cannot be read ({_reason(error)}): restore its files, or delete the folder to "
-            "go on from an older one."
+            f"checkpoint {str(path)!r} cannot be read ({_reason(error)}): restore its files; or, to resume a run from "
+            "an older one, delete it."
         ) from error
 
 

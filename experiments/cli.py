@@ -130,7 +130,7 @@ def _train(arguments: argparse.Namespace) -> int:
         f"{summary['steps_per_second']:,.0f} steps per second"
     )
     if math.isnan(summary["iqm"]):
-        print("no episode ended: set evaluation.step_cap, or add the time_limit transform", file=sys.stderr)
+        print("no episode ended: set or raise evaluation.step_cap, or add the time_limit transform", file=sys.stderr)
     failed = summary["failed_seeds"]
     if failed:
         print(f"failed, their learners stopped being finite: seeds {', '.join(map(str, failed))}", file=sys.stderr)

@@ -111,17 +111,19 @@ def load_policy(run: str | Path, seed: int | Literal["best"] = 0, which: Literal
     opened = run_folder.open(run)
     config = configs.load(opened.config_path)
     summary = opened.read_summary()
-    seeds = int(summary["seeds"])
+    seeds = opened.finished_seeds()
     if which not in ("final", "best"):
         raise InputError(f"which = {which!r} is no policy of a run: choose final or best.")
     if seed == "best":
         scores = (
-            [row["return_mean"] for row in summary["best"]]
+            [row["return_mean"] for row in summary.get("best", [])]
             if which == "best"
             else [row["return_mean"] for row in opened.evaluation_records()[-seeds:]]
         )
+        if not scores:
+            raise InputError(f"run {str(run)!r} has no evaluations to choose a seed by: give the seed's number.")
         seed = int(np.argmax([-np.inf if score is None or np.isnan(score) else score for score in scores]))
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < seeds:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < seeds:
         raise InputError(f"seed = {seed!r} is not in run {str(run)!r}: it has the seeds 0 to {seeds - 1}, and 'best'.")
     states = checkpoint.restore(opened.checkpoints_path / which, agents_like(make_trainer(config), seeds))
     env = make_env(config.env)
@@ -156,6 +158,8 @@ def export_policy(
         InputError: The package `flatbuffers` is missing, a platform is unknown, or `num_envs` is below 1.
         OSError: The file cannot be written.
     """
+    if not Path(path).absolute().parent.is_dir():
+        raise InputError(f"path = {str(path)!r} is in no folder that exists: make it first.")
     if num_envs < 1:
         raise InputError(f"num_envs = {num_envs} must be at least 1.")
     if not platforms or not set(platforms) <= {*PLATFORMS, "rocm"}:

@@ -18,12 +18,20 @@ import dataclasses
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from rollax.errors import InputError
 from rollax.experiments import files, logs
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows has none, and runs there are not locked
+    fcntl = None
+
+MAX_SEEDS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +91,15 @@ class RunFolder:
         """Reads the manifest. Raises InputError if there is none, or it isn't one that a run wrote."""
         try:
             manifest = json.loads(self.manifest_path.read_text(encoding="utf-8"))
-            if not (isinstance(manifest, dict) and isinstance(manifest.get("seeds"), int)):
+            if not (isinstance(manifest, dict) and _is_count(manifest.get("seeds"))):
                 raise ValueError("it names no number of seeds")
+            if not isinstance(manifest.get("init_from"), str | None):
+                raise ValueError("init_from is no path")
             return manifest
         except (OSError, ValueError) as error:
-            raise InputError(f"{str(self.manifest_path)!r} is not the manifest of a run: {error}.") from error
+            raise InputError(
+                f"{str(self.manifest_path)!r} is not the manifest of a run ({error}): restore it, or train again."
+            ) from error
 
     def append_metrics(self, rows: logs.Rows) -> None:
         """Appends training metrics.
@@ -152,13 +164,24 @@ class RunFolder:
                 kept = (row for row, early in zip(rows, keep, strict=True) if early)
                 files.replace_file(path, logs.csv_text([header, *kept]))
 
-    def abandon(self) -> None:
-        """Removes the folder of a run that never started, unless something was logged in it."""
-        if not (self.metrics_path.exists() or self.evaluations_path.exists()):
-            self.config_path.unlink(missing_ok=True)
-            self.manifest_path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it holds other things
-                self.path.rmdir()
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training into the folder; the system lets go of it when this one ends.
+
+        Raises:
+            InputError: Another process is training into it.
+        """
+        if fcntl is None:
+            yield
+            return
+        with self.manifest_path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(
+                    f"run {str(self.path)!r} is being trained by another process: wait for that one, or end it."
+                ) from None
+            yield
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Writes the result of the run as strict JSON, which has no NaN and no infinity: both become null.
@@ -178,13 +201,25 @@ class RunFolder:
             InputError: If the run hasn't written one yet, or the file isn't JSON.
         """
         try:
-            return cast(dict[str, Any], json.loads(self.summary_path.read_text(encoding="utf-8")))
+            summary = json.loads(self.summary_path.read_text(encoding="utf-8"))
+            if not isinstance(summary, dict):
+                raise ValueError("it is no object")
+            return cast(dict[str, Any], summary)
         except FileNotFoundError:
             raise InputError(
                 f"{str(self.path)!r} holds no summary.json: its run has not finished; go on with rollax train --resume."
             ) from None
         except ValueError as error:
             raise InputError(f"{str(self.summary_path)!r} is not a summary that a run wrote: {error}.") from error
+
+    def finished_seeds(self) -> int:
+        """Returns how many seeds a finished run has. Raises InputError as `read_summary` does, or if it names none."""
+        seeds = self.read_summary().get("seeds")
+        if not _is_count(seeds):
+            raise InputError(
+                f"{str(self.summary_path)!r} is not a summary that a run wrote: it names no number of seeds."
+            )
+        return int(seeds)
 
 
 # All that a run writes. The config comes last: a removal cut short leaves a folder that still looks like a run.
@@ -199,8 +234,12 @@ _WRITTEN = (
 )
 
 
-def create(path: str | Path, overwrite: bool = False) -> RunFolder:
-    """Makes the folder of a new run, with its parents, and proves that it can be written by writing to it.
+_PROBE = ".rollax-"
+"""How the name of the file begins that proves that a folder can be written."""
+
+
+def check(path: str | Path, overwrite: bool = False) -> None:
+    """Checks that `create` can make the folder of a new run, and changes nothing.
 
     Args:
         path: The folder; new or empty.
@@ -208,15 +247,15 @@ def create(path: str | Path, overwrite: bool = False) -> RunFolder:
             folder that looks like a run's: it has a `config.toml`, and a log or a summary or nothing of anyone else.
 
     Raises:
-        InputError: If the folder is a file, can't be written, or holds something that may not be removed.
+        InputError: If the folder is a file, can't be written, is being trained into, or holds something that may not be
+            removed.
     """
     folder = Path(path).absolute()
     where = f"--out {str(path)!r}"
     try:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{where} is a file, and a run writes a folder: choose another folder with --out.")
-        folder.mkdir(parents=True, exist_ok=True)
-        held = {entry.name for entry in folder.iterdir()}
+        held = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
         if held and not overwrite:
             raise InputError(
                 f"{where} is not empty (it holds {_few(held)}): choose another folder with --out, "
@@ -227,13 +266,38 @@ def create(path: str | Path, overwrite: bool = False) -> RunFolder:
                 f"{where} is not the folder of a run (it holds {_few(held)}), so --overwrite leaves it as it is: "
                 "choose another folder with --out."
             )
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".rollax-") as file:
-            file.write(b"A full disk, a quota and a read-only mount show only when something is written.\n")
+        run = RunFolder(folder)
+        if run.manifest_path.is_file():
+            with run.locked():
+                pass
+        made = [level for level in (folder, *folder.parents) if not level.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=_PROBE) as file:
+                file.write(b"A full disk, a quota and a read-only mount show only when something is written.\n")
+        finally:
+            for level in made:
+                level.rmdir()
+    except OSError as error:
+        raise InputError(f"{where} cannot be written ({error.strerror}): choose another folder with --out.") from error
+
+
+def create(path: str | Path, overwrite: bool = False) -> RunFolder:
+    """Makes the folder of a new run, with its parents; arguments and errors are those of `check`."""
+    check(path, overwrite)
+    folder = Path(path).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for entry in folder.iterdir():
+            if entry.name.startswith(_PROBE):
+                _remove(entry)
         for name in _WRITTEN:
             _remove(folder / name)
             _remove(files.partial(folder / name))
     except OSError as error:
-        raise InputError(f"{where} cannot be written ({error.strerror}): choose another folder with --out.") from error
+        raise InputError(
+            f"--out {str(path)!r} cannot be written ({error.strerror}): choose another folder with --out."
+        ) from error
     return RunFolder(folder)
 
 
@@ -258,10 +322,16 @@ def open(path: str | Path) -> RunFolder:
     return run
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SEEDS
+
+
 def _is_run(held: set[str]) -> bool:
     """Returns whether a folder that holds these names is a run's; other projects have a config.toml too."""
     ours = {*_WRITTEN, *(files.partial(Path(name)).name for name in _WRITTEN)}
-    return "config.toml" in held and (held <= ours or not held.isdisjoint(_WRITTEN[:3]))
+    if {name for name in held if not name.startswith(_PROBE)} <= ours:  # it may have been killed before its config
+        return not held.isdisjoint({"manifest.json", "config.toml"})
+    return "config.toml" in held and not held.isdisjoint(_WRITTEN[:3])
 
 
 def _few(names: set[str]) -> str:

@@ -27,7 +27,6 @@ from rollax.experiments.evaluation import Evaluation, make_evaluate
 from rollax.experiments.sharding import over_seeds, padded, seed_mesh, take_seeds
 from rollax.experiments.trainer import Trainer, TrainState, axes, make_trainer
 
-MAX_SEEDS = 1_000_000
 EVALUATION_STREAM = 0x6576616C
 """Folded into a seed's key for its evaluations, which never advance the training's own key."""
 
@@ -62,10 +61,11 @@ class _Job:
 
     trainer: Trainer
     seeds: int
-    folder: run_folder.RunFolder | None
+    stop: threading.Event  # set to end it after the chunk
     progress: bool
     debug: bool = False
     init_from: Path | None = None
+    folder: run_folder.RunFolder | None = None
 
     @property
     def env_steps(self) -> int:
@@ -119,28 +119,31 @@ def run(
     """
     if isinstance(config, str | Path):
         config = configs.load(config)
-    if not 1 <= seeds <= MAX_SEEDS:
-        raise InputError(f"seeds = {seeds} must be between 1 and {MAX_SEEDS}.")
+    if not 1 <= seeds <= run_folder.MAX_SEEDS:
+        raise InputError(f"seeds = {seeds} must be between 1 and {run_folder.MAX_SEEDS}.")
     if debug and seeds != 1:
         raise InputError(f"seeds = {seeds} cannot be debugged at once: give 1.")
     trainer = make_trainer(config)
     evaluate = make_evaluate(config)
     other = None if init_from is None else Path(init_from).absolute()
     agent = None if other is None else saving.agents_of(other, trainer, seeds)
-    folder = None if out is None else run_folder.create(out, overwrite)
-    job = _Job(trainer, seeds, folder, progress, debug, other)
-    if folder is not None:
+    if out is not None:
+        if other is not None and other.resolve() == Path(out).resolve():
+            raise InputError(f"--out {str(out)!r} is the run that --init-from starts from: choose another folder.")
+        run_folder.check(out, overwrite)
+    with _stop_requested(out is not None) as stop:
+        job = _Job(trainer, seeds, stop, progress, debug, other)
+        programs = _compile(job, evaluate)
+        saved = programs.start if agent is None else saving.initialised(programs.start, agent)
+        if out is None:
+            return _finish(job, programs, _train(job, programs, _Position(saved)))
+        folder = run_folder.create(out, overwrite)  # once nothing can fail that has to do with the config
+        job = dataclasses.replace(job, folder=folder)
         start = {"seeds": seeds, "init_from": None if other is None else str(other)}
         folder.write_manifest({"format": checkpoint.FORMAT, "versions": checkpoint.versions(), **start})
         folder.write_config(configs.to_toml(config))
-    try:
-        programs = _compile(job, evaluate)
-        saved = programs.start if agent is None else saving.initialised(programs.start, agent)
-    except BaseException:
-        if folder is not None:
-            folder.abandon()  # so that the corrected command may use it
-        raise
-    return _finish(job, programs, _train(job, programs, _Position(saved)))
+        with folder.locked():
+            return _finish(job, programs, _train(job, programs, _Position(saved)))
 
 
 def resume(folder: str | Path, *, progress: bool = False) -> Result:
@@ -165,23 +168,28 @@ def resume(folder: str | Path, *, progress: bool = False) -> Result:
     trainer = make_trainer(configs.load(opened.config_path))
     start = opened.read_manifest()
     other = Path(start["init_from"]) if start.get("init_from") else None
-    job = _Job(trainer, start["seeds"], opened, progress, init_from=other)
     numbers = checkpoint.numbers(opened.checkpoints_path)
     path = opened.checkpoints_path / str(numbers[-1]) if numbers else None
-    manifest = None if path is None else checkpoint.read_manifest(path)
-    programs = _compile(job, make_evaluate(trainer.config))
-    position = _Position(programs.start)
-    if path is None and other is not None:
-        agent = saving.agents_of(other, trainer, job.seeds)
-        position = _Position(saving.initialised(programs.start, agent))
-    if path is not None and manifest is not None:
-        checkpoint.warn_of_other_versions(path, manifest)
-        position = _Position(
-            saving.restored(path, manifest, job.seeds, programs.start), numbers[-1], manifest["seconds"]
-        )
-    opened.drop_after(position.chunks * trainer.env_steps_per_chunk)
-    position = dataclasses.replace(position, evaluations=opened.evaluation_records())
-    return _finish(job, programs, _train(job, programs, position))
+    with opened.locked(), _stop_requested() as stop:
+        job = _Job(trainer, start["seeds"], stop, progress, init_from=other, folder=opened)
+        manifest = None if path is None else checkpoint.read_manifest(path)
+        if manifest is not None and (manifest.get("seeds") != job.seeds or numbers[-1] > trainer.num_chunks):
+            raise InputError(
+                f"checkpoint {str(path)!r} is not one of this run (chunk {numbers[-1]} of {trainer.num_chunks}, "
+                f"{manifest.get('seeds')} seeds of {job.seeds}): restore config.toml and manifest.json, or delete it."
+            )
+        programs = _compile(job, make_evaluate(trainer.config))
+        position = _Position(programs.start)
+        if path is None and other is not None:
+            agent = saving.agents_of(other, trainer, job.seeds)
+            position = _Position(saving.initialised(programs.start, agent))
+        if path is not None and manifest is not None:
+            checkpoint.warn_of_other_versions(path, manifest)
+            saved = saving.restored(path, manifest, job.seeds, programs.start)
+            position = _Position(saved, numbers[-1], manifest["seconds"])
+        opened.drop_after(position.chunks * trainer.env_steps_per_chunk)
+        position = dataclasses.replace(position, evaluations=opened.evaluation_records())
+        return _finish(job, programs, _train(job, programs, position))
 
 
 def evaluate_run(folder: str | Path, episodes: int | None = None, seed: int = 0) -> dict[str, Any]:
@@ -204,7 +212,7 @@ def evaluate_run(folder: str | Path, episodes: int | None = None, seed: int = 0)
         if episodes < 1:
             raise InputError(f"episodes = {episodes} must be at least 1.")
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, episodes=episodes))
-    seeds = int(opened.read_summary()["seeds"])
+    seeds = opened.finished_seeds()
     agent_state = checkpoint.restore(opened.checkpoints_path / "final", saving.agents_like(make_trainer(config), seeds))
     keys = jax.random.split(jax.random.key(seed), seeds)
     evaluation = jax.jit(jax.vmap(make_evaluate(config)))(agent_state, keys)
@@ -265,7 +273,6 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
         )
         bar.update(start.chunks * trainer.env_steps_per_chunk * seeds)
         keeper = stack.enter_context(saving.Keeper(trainer, seeds, folder))
-        stop = stack.enter_context(_stop_requested()) if folder is not None else None
 
         def log() -> None:
             index, metrics, evaluated = pending.pop()
@@ -291,7 +298,7 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
             if pending:
                 log()
             pending.append((index, metrics, evaluated))
-            stopping = stop is not None and stop.is_set() and index < trainer.num_chunks
+            stopping = job.stop.is_set() and index < trainer.num_chunks
             if stopping or keeper.is_due(index):
                 log()  # rows first: what a checkpoint is resumed from must have been logged up to it
                 keeper.save(index, saving.Saved(state, best), start.seconds + time.perf_counter() - started)
@@ -309,10 +316,10 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
 
 
 @contextlib.contextmanager
-def _stop_requested() -> Iterator[threading.Event]:
+def _stop_requested(enabled: bool = True) -> Iterator[threading.Event]:
     """Yields an event that the first interrupt sets; the second one is as usual. In the main thread alone."""
     event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    if not enabled or threading.current_thread() is not threading.main_thread():
         yield event
         return
     before = signal.getsignal(signal.SIGINT)

@@ -145,7 +145,7 @@ def agents_like(trainer: Trainer, seeds: int) -> Any:
 def agents_of(run: Path, trainer: Trainer, seeds: int) -> Any:
     """Returns the final agents of another run, one for each seed of this one, leaves `[S, ...]`."""
     opened = run_folder.open(run)
-    others = int(opened.read_summary()["seeds"])
+    others = opened.finished_seeds()
     agent = checkpoint.restore(opened.checkpoints_path / "final", agents_like(trainer, others))
     return jax.tree.map(lambda leaf: leaf[np.arange(seeds) % others], agent)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,8 @@ def sequence(
         InputError: A size is below 1, a window does not fit, or the storage is unknown; from `init`, rows have no
             `terminated` and `truncated`.
     """
+    if not isinstance(cross_episodes, bool):
+        raise InputError(f"replay.cross_episodes = {cross_episodes!r} must be True or False.")
     return _ring(
         _Settings(capacity, batch_size, length, "length"), storage, _all_rows if cross_episodes else _first_episode
     )
@@ -129,6 +132,8 @@ def _ring(settings: _Settings, kind: str, mask: Mask) -> Buffer:
         (settings.window_name, settings.window),
     )
     for name, value in sizes:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise InputError(f"replay.{name} = {value!r} must be a whole number.")
         if value < 1:
             raise InputError(f"replay.{name} = {value} must be at least 1.")
     if settings.window > settings.capacity:
@@ -143,7 +148,7 @@ def _ring(settings: _Settings, kind: str, mask: Mask) -> Buffer:
     in_place = kind == "ref"
     return Buffer(
         init=functools.partial(_init, settings, mask),
-        add=_add,
+        add=functools.partial(_add, settings),
         sample=functools.partial(_sample, settings, mask),
         set_priorities=_keep_priorities,
         can_sample=functools.partial(_can_sample, settings),
@@ -153,7 +158,12 @@ def _ring(settings: _Settings, kind: str, mask: Mask) -> Buffer:
 
 
 def _init(settings: _Settings, mask: Mask, example: PyTree) -> ReplayState:
-    num_envs = jax.tree.leaves(example)[0].shape[0]
+    leaves = [jnp.shape(leaf) for leaf in jax.tree.leaves(example)]
+    if not leaves or not all(leaves) or len({shape[0] for shape in leaves}) != 1 or not leaves[0][0]:
+        raise InputError(
+            f"a buffer's example must be one row of N environments, leaves [N, ...], not arrays of shapes {leaves}."
+        )
+    num_envs = leaves[0][0]
     if settings.capacity % num_envs:
         raise InputError(f"replay.capacity = {settings.capacity} must be a multiple of num_envs = {num_envs}.")
     size = settings.capacity // num_envs
@@ -167,9 +177,16 @@ def _init(settings: _Settings, mask: Mask, example: PyTree) -> ReplayState:
     return ReplayState(rows, positions.start())
 
 
-def _add(state: ReplayState, rows: PyTree) -> ReplayState:
-    (size, _), (count, _) = _shape(state.rows), _shape(rows)
-    jax.tree.map(_check_row, state.rows, rows)
+def _add(settings: _Settings, state: ReplayState, rows: PyTree) -> ReplayState:
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (state.rows, rows)]
+    if structures[0] != structures[1]:
+        raise InputError(
+            f"rows of structure {structures[1]} were added to a buffer of {structures[0]}: give rows like the example "
+            "that the buffer was made with, and the state of this very kind of buffer."
+        )
+    rows = jax.tree.map(jnp.asarray, rows)
+    (size, _), (count, _) = _shape(settings, state.rows), jax.tree.leaves(rows)[0].shape[:2]
+    jax.tree.map(functools.partial(_check_row, count), state.rows, rows)
     if count > size:
         raise InputError(f"a write of {count} steps does not fit a buffer of {size}; raise replay.capacity.")
     where = positions.written(state.positions, count, size)
@@ -180,7 +197,11 @@ def _add(state: ReplayState, rows: PyTree) -> ReplayState:
     return ReplayState(written, positions.advance(state.positions, count, size))
 
 
-def _check_row(ring: jax.Array, new: jax.Array) -> None:
+def _check_row(count: int, ring: jax.Array, new: jax.Array) -> None:
+    if new.shape[:1] != (count,):
+        raise InputError(
+            f"rows of {count} and of {new.shape[0]} steps were added at once: give all leaves [T, N, ...]."
+        )
     if ring.shape[1:] != new.shape[1:] or ring.dtype != new.dtype:
         raise InputError(
             f"rows of {new.dtype}{list(new.shape[1:])} were added to a buffer of {ring.dtype}{list(ring.shape[1:])}: "
@@ -195,7 +216,7 @@ def _sample(
     key: jax.Array,
     importance_exponent: jax.Array | float | None = None,
 ) -> Sample:
-    size, num_envs = _shape(state.rows)
+    size, num_envs = _shape(settings, state.rows)
     indices = positions.sampled(state.positions, key, settings.batch_size, settings.window, size, num_envs)
     experience = _windows(settings, state.rows, indices)
     return Sample(
@@ -208,7 +229,7 @@ def _sample(
 
 def _windows(settings: _Settings, rows: PyTree, indices: jax.Array) -> PyTree:
     """Returns the windows that start at rows `indices`, leaves `[window, B, ...]`."""
-    times, envs = positions.windows(indices, settings.window, *_shape(rows))
+    times, envs = positions.windows(indices, settings.window, *_shape(settings, rows))
     return jax.tree.map(lambda ring: read(ring, times, envs), rows)
 
 
@@ -240,15 +261,20 @@ def _all_rows(windows: PyTree) -> jax.Array:
 
 def _first_episode(windows: PyTree) -> jax.Array:
     """Returns which rows belong to the episode that the first row is in."""
-    try:
-        ended = windows.terminated | windows.truncated
-    except AttributeError:
+    flags = [_field(windows, name) for name in ("terminated", "truncated")]
+    if any(flag is None for flag in flags):
         raise InputError(
             "replay.sequence needs rows with `terminated` and `truncated`, such as those of agents.Rollout; or set "
             "replay.cross_episodes = true."
-        ) from None
+        )
+    ended = flags[0] | flags[1]
     before = jnp.cumsum(ended, axis=0) - ended
     return before == 0
+
+
+def _field(rows: PyTree, name: str) -> Any:
+    """Returns a field of rows that are a dataclass or a dict; None if they have none of that name."""
+    return rows.get(name) if isinstance(rows, dict) else getattr(rows, name, None)
 
 
 def _init_prioritised(settings: _Settings, example: PyTree) -> ReplayState:
@@ -257,13 +283,13 @@ def _init_prioritised(settings: _Settings, example: PyTree) -> ReplayState:
 
 
 def _add_prioritised(settings: _Settings, state: ReplayState, rows: PyTree) -> ReplayState:
-    stored = _add(ReplayState(state.rows.rows, state.positions), rows)
-    size, num_envs = _shape(rows)
+    stored_rows, tree = _parts(state)
+    stored = _add(settings, ReplayState(stored_rows, state.positions), rows)
+    size, num_envs = jax.tree.leaves(rows)[0].shape[:2]
     # The new time rows and the ones before them that could not start a window yet, oldest first.
     touched = min(size + settings.window - 1, settings.capacity // num_envs)
     age = jnp.arange(touched, 0, -1) - 1  # how many time rows are newer
     legal = (age >= settings.window - 1) & (age < stored.positions.filled)
-    tree = state.rows.priorities
     largest = sum_tree.maximum(tree)
     priorities = jnp.where(legal, jnp.where(largest > 0, largest, 1.0), 0.0)
     start = (stored.positions.cursor - touched) * num_envs
@@ -274,7 +300,7 @@ def _add_prioritised(settings: _Settings, state: ReplayState, rows: PyTree) -> R
 def _sample_prioritised(
     settings: _Settings, state: ReplayState, key: jax.Array, importance_exponent: jax.Array | float | None = None
 ) -> Sample:
-    rows, tree, batch_size = state.rows.rows, state.rows.priorities, settings.batch_size
+    (rows, tree), batch_size = _parts(state), settings.batch_size
     total = sum_tree.total(tree)
     parts = jnp.arange(batch_size) + jax.random.uniform(key, (batch_size,))
     indices, priorities = sum_tree.find(tree, parts * (total / batch_size))
@@ -297,21 +323,34 @@ def _set_priorities(
         raise InputError(
             f"priorities {list(priorities.shape)} were set for indices {list(indices.shape)}: give one for each."
         )
-    tree, indices = state.rows.priorities, indices.reshape(-1)
-    size, num_envs = _shape(state.rows.rows)
+    (rows, tree), indices = _parts(state), indices.reshape(-1)
+    size, num_envs = _shape(settings, rows)
     priorities = jnp.asarray(priorities, jnp.float32).reshape(-1)
     valid = jnp.isfinite(priorities) & (priorities >= 0)
     powers = jnp.where(valid, priorities, 1.0) ** priority_exponent
+    valid &= jnp.isfinite(powers)
     # So small that no sum of all of them overflows.
     powers = jnp.minimum(powers, jnp.finfo(jnp.float32).max / (2 * settings.capacity))
     valid &= (indices >= 0) & (indices < settings.capacity)
     valid &= positions.is_start(state.positions, indices // num_envs, settings.window, size)
     spare = settings.capacity
     tree = sum_tree.put(tree, jnp.where(valid, indices, spare), jnp.where(valid, powers, 0.0))
-    return dataclasses.replace(state, rows=PrioritisedRows(state.rows.rows, tree))
+    return dataclasses.replace(state, rows=PrioritisedRows(rows, tree))
 
 
-def _shape(rows: PyTree) -> tuple[int, int]:
-    """Returns how many time rows, and of how many environments."""
+def _parts(state: ReplayState) -> tuple[PyTree, SumTree]:
+    """Returns rows and priorities; raises InputError if it is the state of another kind of buffer."""
+    if not isinstance(state.rows, PrioritisedRows):
+        raise InputError("a prioritised buffer was given the state of another kind: give the one that its init made.")
+    return state.rows.rows, state.rows.priorities
+
+
+def _shape(settings: _Settings, rows: PyTree) -> tuple[int, int]:
+    """Returns how many time rows, and of how many environments; raises InputError if they are another buffer's."""
     size, num_envs = jax.tree.leaves(rows)[0].shape[:2]
+    if size * num_envs != settings.capacity:
+        raise InputError(
+            f"a state of {size} x {num_envs} rows was given to a buffer with replay.capacity = {settings.capacity}: "
+            "give the state that this buffer's init made."
+        )
     return size, num_envs

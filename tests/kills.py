@@ -50,19 +50,27 @@ def finish(*words: str) -> None:
     subprocess.run(command(*words), env=ENVIRONMENT, check=True, capture_output=True)
 
 
+def newest(folder: Path) -> int:
+    """Returns the number of a run's newest complete checkpoint, 0 if there is none."""
+    return max((int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()), default=0)
+
+
 def kill(moments: random.Random, longest: float, *words: str) -> bool:
-    """Starts a command, kills it up to `longest` seconds after its first sign of life; returns whether it was alive."""
-    process = subprocess.Popen(command(*words), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    """Starts a command and kills it at a random moment; returns whether it was alive.
+
+    The moment is up to `longest` seconds after a new checkpoint or, one time in four, up to ten times as long after
+    the start, when it may be compiling, reading or dropping rows.
+    """
     folder = Path(words[-1])
-    log, before = folder / "metrics.csv", 0.0
-    if log.exists():
-        before = log.stat().st_mtime
-    deadline = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < deadline:
-        if log.exists() and log.stat().st_mtime != before:
-            break
-        time.sleep(0.005)
-    time.sleep(moments.uniform(0, longest))
+    before = newest(folder)
+    process = subprocess.Popen(command(*words), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if moments.random() < 0.25:
+        time.sleep(moments.uniform(0, 10 * longest))
+    else:
+        deadline = time.monotonic() + 300
+        while process.poll() is None and newest(folder) == before and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, longest))
     alive = process.poll() is None
     process.send_signal(signal.SIGKILL)
     _, errors = process.communicate()
@@ -104,15 +112,19 @@ def run(folder: Path, kills: int, total_env_steps: int, longest: float = 1.0) ->
     config.write_text(CONFIG.format(total=total_env_steps))
     whole, killed = folder / "whole", folder / "killed"
     finish(str(config), "--seeds", "3", "--out", str(whole))
+
+    def start() -> list[str]:
+        begun = (killed / "config.toml").exists()  # if not, it was killed before there was anything to resume
+        return [*(["--resume"] if begun else [str(config), "--seeds", "3", "--overwrite", "--out"]), str(killed)]
+
     for count in range(kills):
-        start = [str(config), "--seeds", "3", "--out"] if count == 0 else ["--resume"]
-        alive = kill(moments, longest, *start, str(killed))
+        alive = kill(moments, longest, *start())
         steps = sorted(path.name for path in (killed / "checkpoints").glob("*")) if killed.exists() else []
         print(f"kill {count + 1}: {'running' if alive else 'had finished'}; checkpoints {steps}", flush=True)
         if not alive:
             break
     if not (killed / "summary.json").exists():
-        finish("--resume", str(killed))
+        finish(*start())
     return compare(killed, whole)
 
 

@@ -87,7 +87,10 @@ def test_the_manifest_names_format_versions_and_leaves(tmp_path: Path) -> None:
         ({"x": np.zeros((2, 3), np.int32), "key": "key"}, r"\['x'\] is float32\[2, 3\] in it and int32\[2, 3\]"),
         ({"y": np.zeros((2, 3), np.float32), "key": "key"}, r"it holds \['x'\] where \['y'\] is wanted"),
         ({"x": np.zeros((2, 3), np.float32), "key": "philox4x32"}, r"keys are key<fry> .*set jax_default_prng_impl"),
-        ({"x": np.zeros((2, 3), np.float32), "key": "key", "z": np.zeros(1)}, r"it holds 2 arrays and 3 are wanted"),
+        (
+            {"x": np.zeros((2, 3), np.float32), "key": "key", "z": np.zeros(1, np.float32)},
+            r"it holds 2 arrays and 3 are wanted",
+        ),
         ({"key": "key"}, r"it holds 2 arrays and 1 are wanted"),
     ],
 )
@@ -133,7 +136,7 @@ def test_a_truncated_file_is_a_sentence(tmp_path: Path) -> None:
     largest = damage(tmp_path / "a")[0]
     assert largest.stat().st_size > 10_000
     largest.write_bytes(largest.read_bytes()[:5000])
-    with pytest.raises(InputError, match=r"checkpoint .*a' cannot be read .*restore its files, or delete the folder"):
+    with pytest.raises(InputError, match=r"checkpoint .*a' cannot be read .*restore its files; or, to resume"):
         experiments.restore(tmp_path / "a", {"x": jnp.zeros((100, 100))})
 
 
@@ -283,6 +286,55 @@ def test_a_fine_tuned_run_without_a_checkpoint_starts_again_from_the_other_run(
     assert result.summary["init_from"] == expected.summary["init_from"] == str(whole.folder)
 
 
+def test_a_run_that_another_process_trains_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: experiments.Result
+) -> None:
+    interrupt(tmp_path / "run", monkeypatch)
+    with run_folder.RunFolder(tmp_path / "run").locked():
+        with pytest.raises(InputError, match=r"is being trained by another process"):
+            experiments.resume(tmp_path / "run")
+        with pytest.raises(InputError, match=r"is being trained by another process"):
+            experiments.run(config(), seeds=SEEDS, out=tmp_path / "run", overwrite=True)
+    experiments.resume(tmp_path / "run")
+
+
+def test_a_run_is_replaced_only_when_the_new_one_begins(
+    whole: experiments.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert whole.folder is not None
+    shutil.copytree(whole.folder, tmp_path / "run")
+    with pytest.raises(InputError, match=r"is the run that --init-from starts from"):
+        experiments.run(config(), out=tmp_path / "run", overwrite=True, init_from=tmp_path / "run")
+    monkeypatch.setattr(saving, "no_best", lambda agent: 1 / 0)  # as an agent that fails when it is traced
+    with pytest.raises(ZeroDivisionError):
+        experiments.run(config(), out=tmp_path / "run", overwrite=True)
+    assert files(tmp_path / "run") == files(whole.folder)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_checkpoint_of_another_run_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(tmp_path / "run", monkeypatch)
+    manifest = tmp_path / "run" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"seeds": 2', '"seeds": 3'))
+    with pytest.raises(InputError, match=r"is not one of this run .*2 seeds of 3"):
+        experiments.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        ({"a": 1.0}, r"\['a'\] is float, not an array"),
+        ({"a": np.zeros(2)}, r"\['a'\] is float64, which JAX does not hold here"),
+        ({"a": np.array(["x"])}, r"\['a'\] is <U1, which JAX does not hold here"),
+        ({}, "there is nothing to save or restore"),
+    ],
+)
+def test_what_is_no_tree_of_arrays(saved: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        experiments.save(tmp_path / "a", saved)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_line_interrupts_and_resumes(
     whole: experiments.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,7 +374,9 @@ def test_a_run_that_is_none_or_does_not_fit(tmp_path: Path, monkeypatch: pytest.
     path.write_text(text)
     manifest = tmp_path / "run" / "manifest.json"
     manifest.write_text("{}")
-    with pytest.raises(InputError, match=r"manifest\.json' is not the manifest of a run: it names no number of seeds"):
+    with pytest.raises(
+        InputError, match=r"manifest\.json' is not the manifest of a run \(it names no number of seeds\)"
+    ):
         experiments.resume(tmp_path / "run")
 
 

@@ -41,7 +41,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def run(config: ExperimentConfig, **keywords: Any) -> Any:
         calls.append({"config": config, **keywords})
-        return SimpleNamespace(summary=dict(SUMMARY), folder=keywords["out"])
+        return SimpleNamespace(summary={"config": config.name, **SUMMARY}, folder=keywords["out"])
 
     monkeypatch.setattr(runner, "run", run)
     return calls
@@ -59,7 +59,14 @@ def test_train(runs: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -
     assert cli.main([*arguments.split(), "--set", "train.num_envs=8", "--quiet"]) == 0
     (call,) = runs
     config = call.pop("config")
-    assert call == {"seeds": 8, "out": Path("here"), "overwrite": True, "progress": False}
+    assert call == {
+        "seeds": 8,
+        "out": Path("here"),
+        "overwrite": True,
+        "progress": False,
+        "init_from": None,
+        "debug": False,
+    }
     assert (config.train.seed, config.train.num_envs, config.agent.discount) == (3, 8, 0.5)
     assert config.env.kwargs == {"x": 1}
     score, curves = capsys.readouterr().out.splitlines()
@@ -92,7 +99,7 @@ def test_train_tells_what_failed(
     monkeypatch.setitem(SUMMARY, "failed_seeds", [0])
     monkeypatch.setitem(SUMMARY, "iqm", float("nan"))
     assert cli.main(["train", "ppo_cartpole"]) == 1
-    assert "no episode ended: set evaluation.step_cap" in capsys.readouterr().err
+    assert "no episode ended: set or raise evaluation.step_cap" in capsys.readouterr().err
 
 
 def test_train_an_outside_agent(runs: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -108,6 +115,7 @@ def test_train_an_outside_agent(runs: list[dict[str, Any]], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ([], ["needs a CONFIG, or --resume RUN"]),
         (["ppo_cartpol"], ["'ppo_cartpole'"]),
         (["no/such/file.toml"], ["no/such/file.toml"]),
         (["."], ["is a folder"]),
@@ -145,7 +153,6 @@ def test_bad_input_is_one_sentence_and_status_2(
     [
         [],
         ["trian"],
-        ["train"],
         ["train", "ppo_cartpole", "--seeds", "many"],
         ["train", "ppo_cartpole", "--see", "3"],
         ["list", "runs"],

@@ -338,10 +338,16 @@ def test_a_full_disk_names_the_file_and_takes_no_row(run: RunFolder) -> None:
     assert len(run.read_evaluations()["seed"]) == 128
 
 
+def test_a_run_that_was_killed_before_it_had_a_config_is_replaced(tmp_path: Path) -> None:
+    fill(tmp_path / "run", ("manifest.json", ".rollax-x1"))
+    run_folder.create(tmp_path / "run", overwrite=True)
+    assert held(tmp_path / "run") == set()
+
+
 def test_a_killed_process_leaves_whole_rows(run: RunFolder) -> None:
     program = f"""
 import itertools, numpy as np
-from rollax.experiments import logs, run_folder
+from rollax.experiments import run_folder
 run = run_folder.RunFolder(run_folder.Path({str(run.path)!r}))
 for step in itertools.count(1):
     run.append_metrics({{"seed": np.arange(64), "env_steps": step, "loss": np.full(64, step / 3)}})

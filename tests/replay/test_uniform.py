@@ -418,3 +418,33 @@ def test_rows_of_another_dtype() -> None:
 def test_a_capacity_above_the_largest_index() -> None:
     with pytest.raises(InputError, match=r"replay\.capacity = 2147483648 must be below 2\*\*31"):
         replay.uniform(capacity=2**31, batch_size=4)
+
+
+@pytest.mark.parametrize("value", [None, 8.0, True, "8"])
+@pytest.mark.parametrize("name", ["capacity", "batch_size", "n_step"])
+def test_sizes_that_are_no_whole_numbers(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"replay\.{name} = {value!r} must be a whole number"):
+        replay.uniform(**{"capacity": 16, "batch_size": 4, "n_step": 1, name: value})
+
+
+@pytest.mark.parametrize("step", [{}, jnp.zeros(()), {"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)}, jnp.zeros((0, 2))])
+def test_examples_that_are_no_row_of_environments(step: Any) -> None:
+    with pytest.raises(InputError, match=r"a buffer's example must be one row of N environments"):
+        replay.uniform(capacity=16, batch_size=4).init(step)
+
+
+def test_leaves_of_different_numbers_of_steps() -> None:
+    buffer = replay.uniform(capacity=8 * N, batch_size=4)
+    mixed = {"id": rows(0, 3)["id"], "pair": rows(0, 1)["pair"]}
+    with pytest.raises(InputError, match=r"rows of 3 and of 1 steps were added at once"):
+        buffer.add(buffer.init(example()), mixed)
+
+
+def test_rows_and_states_of_another_kind() -> None:
+    small, large = replay.uniform(capacity=8, batch_size=4), replay.prioritised(capacity=16, batch_size=4)
+    with pytest.raises(InputError, match=r"rows of structure .* were added to a buffer of"):
+        small.add(small.init(example()), {"other": jnp.zeros((1, N))})
+    with pytest.raises(InputError, match=r"a state of 4 x 2 rows was given to a buffer with replay\.capacity = 16"):
+        replay.uniform(capacity=16, batch_size=4).sample(small.init(example()), jax.random.key(0))
+    with pytest.raises(InputError, match=r"a prioritised buffer was given the state of another kind"):
+        large.sample(small.init(example()), jax.random.key(0))
