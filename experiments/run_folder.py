@@ -214,7 +214,7 @@ class RunFolder:
 
     def finished_seeds(self) -> int:
         """Returns how many seeds a finished run has. Raises InputError as `read_summary` does, or if it names none."""
-        seeds = self.read_summary().get("seeds")
+        seeds: Any = self.read_summary().get("seeds")
         if not _is_count(seeds):
             raise InputError(
                 f"{str(self.summary_path)!r} is not a summary that a run wrote: it names no number of seeds."
