@@ -16,7 +16,6 @@ from jax import lax
 from rollax.envs import spaces
 from rollax.envs.base import PyTree
 from rollax.errors import InputError, nearest
-from rollax.importing import import_object, is_import_path
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
@@ -49,9 +48,7 @@ def make_torso(
 
     Args:
         name: "mlp" flattens and concatenates the observation's leaves; "cnn" puts a 3 x 3 convolution with 16 filters
-            (as in MinAtar, Young and Tian 2019) before the MLP, for one `[height, width, channels]` observation;
-            `package.module:NAME` or `file.py:NAME` is called with the observation space and returns anything with
-            `init(key, observation)` and `apply(params, observation)`, which get the observation as it is.
+            (as in MinAtar, Young and Tian 2019) before the MLP, for one `[height, width, channels]` observation.
         observation_space: A PyTree of spaces.
         hidden_sizes: Widths of the MLP's layers; the last is the number of features.
         activation: The activation after each layer.
@@ -74,11 +71,6 @@ def make_torso(
                 f"{observation_space!r}; use 'mlp'."
             )
         return _from_flax(CNN(mlp, activate, DTYPES[dtype]), lambda image: jnp.asarray(image, jnp.float32))
-    if is_import_path(name):
-        network = import_object(name, "agent.torso")(observation_space)
-        if not (callable(getattr(network, "init", None)) and callable(getattr(network, "apply", None))):
-            raise InputError(f"agent.torso = {name!r} must return an object with init and apply, not {network!r}.")
-        return Network(network.init, network.apply)
     raise InputError(f"agent.torso = {name!r} is unknown: {nearest(name, TORSOS)} An import path works too.")
 
 
@@ -96,20 +88,6 @@ def get_activation(name: str) -> Callable[[jax.Array], jax.Array]:
     if name not in ACTIVATIONS:
         raise InputError(f"agent.activation = {name!r} is no known activation: {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]
-
-
-def num_features(torso: Network, observation_space: PyTree) -> int:
-    """Returns the width of a torso's features; nothing is computed.
-
-    Raises:
-        InputError: The torso does not turn observations `[1, ...]` into features `[1, F]`.
-    """
-    example = jax.tree.map(lambda leaf: leaf[None], spaces.zeros(observation_space))
-    features = jax.eval_shape(lambda key: torso.apply(torso.init(key, example), example), jax.random.key(0))
-    shape = getattr(features, "shape", None)  # a torso of one's own may return anything
-    if shape is None or len(shape) != 2 or shape[0] != 1:
-        raise InputError(f"agent.torso gives features of shape {shape} for one observation: return [batch, F].")
-    return int(shape[1])
 
 
 def flatten_observation(observation: PyTree, space: PyTree) -> jax.Array:

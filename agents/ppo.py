@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from rollax.agents import heads, networks, normalisation, optimisers, returns
+from rollax.agents import heads, networks, normalisation, optimisers, returns, torsos
 from rollax.agents.base import Agent, Decision, Hyperparameters, Rollout, Update, hyperparameters_of, require
+from rollax.agents.memory import Torso
 from rollax.envs import spaces
 from rollax.envs.base import PyTree, TimeStep, select
 
@@ -52,7 +53,7 @@ class Config:
     num_epochs: int = 4
     """Passes over each rollout."""
     num_minibatches: int = 4
-    """Minibatches per pass; must divide num_envs * num_steps."""
+    """Minibatches per pass; must divide num_envs * num_steps, and num_envs where the torso has a memory."""
     stop_at_target_kl: bool = False
     """Whether a rollout's remaining minibatches are skipped once the policy has moved by `target_kl`."""
     target_kl: float = 0.02
@@ -65,6 +66,16 @@ class Config:
     """Whether rewards are scaled by the running standard deviation of their discounted sum."""
     torso: str = "mlp"
     """Network below policy and value: mlp, cnn, or package.module:NAME or file.py:NAME of one's own."""
+    memory: str = "none"
+    """What stands on top of that network: none, gru, lstm, linear or transformer."""
+    memory_size: int = 64
+    """Width of the memory."""
+    memory_layers: int = 1
+    """Layers of memory."""
+    memory_window: int = 32
+    """Steps that each layer of a transformer looks back."""
+    memory_heads: int = 4
+    """Attention heads of a transformer."""
     shared_torso: bool = False
     """Whether policy and value share one torso."""
     hidden_sizes: tuple[int, ...] = (64, 64)
@@ -99,7 +110,7 @@ def check(config: Config, num_steps: int, num_envs: int) -> None:
     scopes = ("minibatch", "batch", "none")
     scope = config.normalise_advantage
     require(scope in scopes, "agent.normalise_advantage", scope, f"must be one of {', '.join(scopes)}")
-    require(min(config.hidden_sizes, default=1) >= 1, "agent.hidden_sizes", config.hidden_sizes, "must be at least 1")
+    torsos.check(config)
     for name in ("learning_rate_schedule", "clip_schedule", "entropy_schedule"):
         optimisers.schedule(getattr(config, name), f"agent.{name}")
     require(
@@ -107,6 +118,12 @@ def check(config: Config, num_steps: int, num_envs: int) -> None:
         "agent.num_minibatches",
         config.num_minibatches,
         f"must divide train.num_envs * train.num_steps = {num_envs} * {num_steps} = {num_envs * num_steps}",
+    )
+    require(
+        config.memory == "none" or num_envs % config.num_minibatches == 0,
+        "agent.num_minibatches",
+        config.num_minibatches,
+        f"must divide train.num_envs = {num_envs}: with a memory, minibatches split environments, not time",
     )
 
 
@@ -141,6 +158,7 @@ class State:
 class Memory:
     """What the agent carries from step to step."""
 
+    torsos: tuple[PyTree, PyTree]  # leaves [N, ...], of the policy's torso and of the value's, () where it is shared
     exploration: PyTree  # leaves [N, ...], of the policy head
     discounted_sum: jax.Array | None  # float32 [N], of the episode's rewards so far, newest undiscounted
 
@@ -148,15 +166,20 @@ class Memory:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """One rollout, flattened to B = T * N samples, with its targets."""
+    """One rollout with its targets, as M sequences of L steps.
 
-    observation: PyTree  # [B, *observation_shape], normalised
-    action_mask: PyTree | None  # bool [B, num_actions]
-    sample: jax.Array  # [B, ...], what the policy head sampled
-    log_prob: jax.Array  # float32 [B], under the policy that acted
-    value: jax.Array  # float32 [B], of the value function that acted
-    advantage: jax.Array  # float32 [B]
-    target: jax.Array  # float32 [B], lambda-returns
+    Where the torso has a memory, they are the environments: L = T, M = N. Where it has none, they are single steps:
+    L = 1, M = T * N.
+    """
+
+    observation: PyTree  # [L, M, *observation_shape], normalised
+    is_first: jax.Array  # bool [L, M]
+    action_mask: PyTree | None  # bool [L, M, num_actions]
+    sample: jax.Array  # [L, M, ...], what the policy head sampled
+    log_prob: jax.Array  # float32 [L, M], under the policy that acted
+    value: jax.Array  # float32 [L, M], of the value function that acted
+    advantage: jax.Array  # float32 [L, M]
+    target: jax.Array  # float32 [L, M], lambda-returns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,27 +189,40 @@ class Parts:
     config: Config
     observation_space: PyTree
     head: heads.Head
-    torso: networks.Network
+    torso: Torso
     policy_layer: networks.Network
     value_layer: networks.Network
 
     def policy(self, params: Params, features: jax.Array, mask: PyTree | None) -> Any:
-        """The distribution `[B]` over samples at features `[B, F]` of the policy's torso."""
+        """The distribution `[...]` over samples at features `[..., F]` of the policy's torso."""
         return self.head.distribution(self.policy_layer.apply(params.policy, features), features, params.head, mask)
 
     def value(self, params: Params, features: jax.Array) -> jax.Array:
-        """V(s), float32 `[B]`, at features `[B, F]` of the value's torso."""
+        """V(s), float32 `[...]`, at features `[..., F]` of the value's torso."""
         return self.value_layer.apply(params.value, features)[..., 0]
 
-    def value_features(self, params: Params, observation: PyTree) -> jax.Array:
-        """The features `[B, F]` of the value's torso."""
-        return self.torso.apply(params.torso if self.config.shared_torso else params.value_torso, observation)
+    def forward(
+        self, params: Params, memory: Any, observation: PyTree, is_first: jax.Array, successor: PyTree = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """The policy's features `[L, M, F]`, V(s) `[L, M]`, and the values of successors, None where none are given.
 
-    def forward(self, params: Params, observation: PyTree, mask: PyTree | None) -> tuple[Any, jax.Array]:
-        """The distribution over samples and V(s), both `[B]`, at observations `[B, ...]`."""
-        features = self.torso.apply(params.torso, observation)
-        value_features = features if self.config.shared_torso else self.value_features(params, observation)
-        return self.policy(params, features, mask), self.value(params, value_features)
+        Args:
+            params: The parameters.
+            memory: `Memory.torsos` before the first step, leaves `[M, ...]`.
+            observation: Leaves `[L, M, ...]`.
+            is_first: bool `[L, M]`.
+            successor: Leaves `[L, M, ...]`, as of `Torso.unroll`.
+        """
+        policy_memory, value_memory = memory
+        if self.config.shared_torso:
+            _, features, ahead = self.torso.unroll(params.torso, policy_memory, observation, is_first, successor)
+            value_features = features
+        else:
+            _, features, _ = self.torso.unroll(params.torso, policy_memory, observation, is_first)
+            _, value_features, ahead = self.torso.unroll(
+                params.value_torso, value_memory, observation, is_first, successor
+            )
+        return features, self.value(params, value_features), None if ahead is None else self.value(params, ahead)
 
     def normalise(self, state: State, observation: PyTree) -> PyTree:
         """The observation as the networks get it."""
@@ -225,13 +261,11 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
 def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Config) -> Parts:
     """Returns the static pieces of the agent that `make` returns; arguments and errors are the same."""
     spaces.leaves(observation_space)
-    torso = networks.make_torso(
-        config.torso, observation_space, config.hidden_sizes, config.activation, config.compute_dtype
-    )
+    torso = torsos.make(config, observation_space)
     head = heads.make(
         action_space,
         "ppo",
-        networks.num_features(torso, observation_space),
+        torsos.num_features(torso, observation_space),
         config.squash,
         config.state_dependent_scale,
         config.exploration_period,
@@ -253,10 +287,9 @@ def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None
     hyper = hyperparameters_of(config, hyperparameters)
     example = spaces.zeros(parts.observation_space)
     batch = jax.tree.map(lambda leaf: leaf[None], example)
-    torso = parts.torso.init(key_torso, batch)
-    features = jnp.zeros(jax.eval_shape(parts.torso.apply, torso, batch).shape)
+    features = jnp.zeros((1, torsos.num_features(parts.torso, parts.observation_space)))
     params = Params(
-        torso=torso,
+        torso=parts.torso.init(key_torso, batch),
         value_torso=() if config.shared_torso else parts.torso.init(key_value_torso, batch),
         policy=parts.policy_layer.init(key_policy, features),
         head=parts.head.init(hyper["initial_log_scale"]),
@@ -275,15 +308,25 @@ def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None
 
 def init_memory(parts: Parts, num_envs: int) -> Memory:
     """Returns the memory of `num_envs` environments at the start of an episode."""
-    discounted_sum = jnp.zeros((num_envs,)) if parts.config.normalise_reward else None
-    return Memory(parts.head.init_memory(num_envs), discounted_sum)
+    return Memory(
+        torsos=(
+            parts.torso.init_memory(num_envs),
+            () if parts.config.shared_torso else parts.torso.init_memory(num_envs),
+        ),
+        exploration=parts.head.init_memory(num_envs),
+        discounted_sum=jnp.zeros((num_envs,)) if parts.config.normalise_reward else None,
+    )
 
 
 def act_with(
     parts: Parts, state: State, memory: Memory, timestep: TimeStep, noise: Any, explore: bool = True
 ) -> tuple[Memory, Decision]:
     """Samples actions, or takes the most likely ones where `explore` is False."""
-    features = parts.torso.apply(state.params.torso, parts.normalise(state, timestep.observation))
+    observation = parts.normalise(state, timestep.observation)
+    policy_memory, value_memory = memory.torsos
+    policy_memory, features = parts.torso.step(state.params.torso, policy_memory, observation, timestep.is_first)
+    if jax.tree.leaves(value_memory):
+        value_memory, _ = parts.torso.step(state.params.value_torso, value_memory, observation, timestep.is_first)
     policy = parts.policy(state.params, features, timestep.action_mask)
     exploration = memory.exploration
     if explore:
@@ -298,7 +341,8 @@ def act_with(
         discounted_sum = timestep.reward + state.hyperparameters["discount"] * discounted_sum
         discounted_sum = jnp.where(timestep.is_first, 0.0, discounted_sum)
         extras["discounted_sum"] = discounted_sum
-    return Memory(exploration, discounted_sum), Decision(parts.head.to_action(sample), extras)
+    memory = Memory((policy_memory, value_memory), exploration, discounted_sum)
+    return memory, Decision(parts.head.to_action(sample), extras)
 
 
 def observe(state: State, rollout: Rollout) -> State:
@@ -320,17 +364,23 @@ def observe(state: State, rollout: Rollout) -> State:
 
 
 def update(parts: Parts, state: State, rollout: Rollout, key: jax.Array) -> tuple[State, Update]:
-    """Learns from one rollout `[T, N]`: `num_epochs` passes over it in `num_minibatches` random minibatches each."""
+    """Learns from one rollout `[T, N]`: `num_epochs` passes over it in `num_minibatches` random minibatches each.
+
+    Minibatches are of single steps, or where the torso has a memory of whole environments.
+    """
     config = parts.config
-    batch = prepare(parts, state, rollout)
+    memory, batch = prepare(parts, state, rollout)
     hyper = scheduled(config, state)
     optimiser = parts.optimiser(hyper)
 
     def learn(carry: Any, indices: jax.Array) -> Any:
         learnt, stopped = carry
         params, opt_state = learnt
-        minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
-        gradients, metrics = jax.grad(functools.partial(loss, parts), has_aux=True)(params, hyper, minibatch)
+        minibatch = jax.tree.map(lambda leaf: leaf[:, indices], batch)
+        first_memory = jax.tree.map(lambda leaf: leaf[indices], memory)
+        gradients, metrics = jax.grad(functools.partial(loss, parts), has_aux=True)(
+            params, hyper, first_memory, minibatch
+        )
         after = optimisers.descend(optimiser, gradients, opt_state, params, hyper["learning_rate"])
         if config.stop_at_target_kl:
             stopped = stopped | (metrics["approximate_kl"] > hyper["target_kl"])
@@ -338,7 +388,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: jax.Array) -> tupl
         return (after, stopped), {**metrics, "gradient_norm": optax.tree.norm(gradients)}
 
     keys = jax.random.split(key, config.num_epochs)
-    indices = jax.vmap(jax.random.permutation, in_axes=(0, None))(keys, rollout.reward.size)
+    indices = jax.vmap(jax.random.permutation, in_axes=(0, None))(keys, batch.target.shape[1])
     indices = indices.reshape(config.num_epochs * config.num_minibatches, -1)
     carry = ((state.params, state.opt_state), jnp.zeros((), jnp.bool_))
     ((params, opt_state), _), metrics = lax.scan(learn, carry, indices)
@@ -361,39 +411,43 @@ def scheduled(config: Config, state: State) -> Hyperparameters:
     return {**state.hyperparameters, **scaled}
 
 
-def prepare(parts: Parts, state: State, rollout: Rollout) -> Batch:
-    """Returns the rollout's samples with log-probs, advantages and value targets, from one batched forward pass."""
+def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[Any, Batch]:
+    """Returns `Memory.torsos` before each sequence, and log-probs, advantages and targets, from one forward pass."""
     hyper, params = state.hyperparameters, state.params
-    num_steps, num_envs = rollout.reward.shape
-
-    def flatten(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(num_steps * num_envs, *leaf.shape[2:]), tree)
-
-    observation = parts.normalise(state, flatten(rollout.observation))
-    final_observation = parts.normalise(state, flatten(rollout.final_observation))
-    action_mask, sample = flatten(rollout.action_mask), flatten(rollout.extras["sample"])
-    policy, value = parts.forward(params, observation, action_mask)
-    next_value = parts.value(params, parts.value_features(params, final_observation))
+    memory = (rollout.first_memory if parts.torso.has_memory else init_memory(parts, 1)).torsos
+    observation = parts.normalise(state, rollout.observation)
+    final_observation = parts.normalise(state, rollout.final_observation)
+    features, value, next_value = parts.forward(params, memory, observation, rollout.is_first, final_observation)
+    log_prob = parts.policy(params, features, rollout.action_mask).log_prob(rollout.extras["sample"])
     reward = rollout.reward
     if state.return_statistics is not None:
         reward = jnp.clip(reward / normalisation.standard_deviation(state.return_statistics), -10.0, 10.0)
     advantage = returns.generalised_advantage(
-        reward,
-        value.reshape(num_steps, num_envs),
-        next_value.reshape(num_steps, num_envs),
-        rollout.terminated,
-        rollout.truncated,
-        hyper["discount"],
-        hyper["gae_lambda"],
-    ).reshape(-1)
+        reward, value, next_value, rollout.terminated, rollout.truncated, hyper["discount"], hyper["gae_lambda"]
+    )
     target = advantage + value
     if parts.config.normalise_advantage == "batch":
         advantage = standardised(advantage)
-    return Batch(observation, action_mask, sample, policy.log_prob(sample), value, advantage, target)
+    batch = Batch(
+        observation,
+        rollout.is_first,
+        rollout.action_mask,
+        rollout.extras["sample"],
+        log_prob,
+        value,
+        advantage,
+        target,
+    )
+    memory, batch = jax.tree.map(jnp.asarray, (memory, batch))  # a loop of one's own may pass NumPy arrays
+    if not parts.torso.has_memory:
+        batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
+    return memory, batch
 
 
-def loss(parts: Parts, params: Params, hyper: Hyperparameters, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The clipped surrogate, value and entropy losses of one minibatch.
+def loss(
+    parts: Parts, params: Params, hyper: Hyperparameters, memory: Any, batch: Batch
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The clipped surrogate, value and entropy losses of one minibatch, whose sequences start from `memory`.
 
         ratio = pi(a|s) / pi_old(a|s)
         L = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A)) + c_v mean((V - target)^2) / 2 - c_e mean(entropy)
@@ -401,7 +455,8 @@ def loss(parts: Parts, params: Params, hyper: Hyperparameters, batch: Batch) -> 
     With `clip_value` the square is the larger one of V and of V_old + clip(V - V_old, -eps, eps).
     """
     config = parts.config
-    policy, value = parts.forward(params, batch.observation, batch.action_mask)
+    features, value, _ = parts.forward(params, memory, batch.observation, batch.is_first)
+    policy = parts.policy(params, features, batch.action_mask)
     log_ratio = policy.log_prob(batch.sample) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     epsilon = hyper["clip_epsilon"]
@@ -425,5 +480,5 @@ def loss(parts: Parts, params: Params, hyper: Hyperparameters, batch: Batch) -> 
 
 
 def standardised(advantage: jax.Array) -> jax.Array:
-    """Returns advantages `[B]` with mean 0 and standard deviation 1."""
+    """Returns advantages `[L, M]` with mean 0 and standard deviation 1."""
     return (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)

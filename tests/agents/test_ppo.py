@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from tests.agents import flat
 
 from rollax import InputError, envs
 from rollax.agents import Agent, Rollout, hyperparameters_of, ppo
@@ -31,7 +32,7 @@ def parts_of(agent: Agent) -> ppo.Parts:
 
 def policy_of(parts: ppo.Parts, state: ppo.State, observation: Any, mask: Any = None) -> Any:
     """The policy at observations as the environment shows them."""
-    features = parts.torso.apply(state.params.torso, parts.normalise(state, observation))
+    features = flat.features(parts.torso, state.params.torso, parts.normalise(state, observation))
     return parts.policy(state.params, features, mask)
 
 
@@ -92,9 +93,9 @@ def test_the_first_ratio_is_one(env_id: str) -> None:
     indices = np.random.default_rng(0).permutation(T * N)[: T * N // 4]
 
     def log_probs(state: ppo.State, rollout: Rollout) -> tuple[jax.Array, jax.Array, jax.Array]:
-        batch = ppo.prepare(parts, state, rollout)
+        batch = flat.prepare(parts, state, rollout)
         minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
-        features = parts.torso.apply(state.params.torso, minibatch.observation)
+        features = flat.features(parts.torso, state.params.torso, minibatch.observation)
         policy = parts.policy(state.params, features, minibatch.action_mask)
         return batch.log_prob, minibatch.log_prob, policy.log_prob(minibatch.sample)
 
@@ -144,7 +145,7 @@ def test_advantages_and_targets_of_a_real_rollout() -> None:
     for t in reversed(range(T)):
         delta = rollout.reward[t] + 0.99 * ~terminated[t] * value(rollout.final_observation[t]) - values[t]
         advantages[t] = delta + 0.99 * 0.95 * ~ended[t] * advantages[t + 1]
-    batch = jax.jit(functools.partial(ppo.prepare, parts))(state, rollout)
+    batch = jax.jit(functools.partial(flat.prepare, parts))(state, rollout)
     np.testing.assert_allclose(batch.advantage, advantages[:T].reshape(-1), atol=1e-4)
     np.testing.assert_allclose(batch.target, (advantages[:T] + values).reshape(-1), atol=1e-4)
     np.testing.assert_allclose(batch.value, values.reshape(-1), atol=1e-4)
@@ -155,7 +156,7 @@ def test_advantages_and_targets_of_a_real_rollout() -> None:
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 def test_nothing_is_learnt_from_an_observation_after_a_reset(flag: str) -> None:
     agent, state, rollout = case("CartPole-v1").agent, case("CartPole-v1").state, case("CartPole-v1").rollout
-    prepare = jax.jit(functools.partial(ppo.prepare, parts_of(agent)))
+    prepare = jax.jit(functools.partial(flat.prepare, parts_of(agent)))
     never = jnp.zeros((T, N), jnp.bool_)
     flags = {"terminated": never, "truncated": never, flag: never.at[5].set(True)}
     rollout = dataclasses.replace(rollout, **flags)
@@ -178,13 +179,14 @@ def loss_of(action_space: Any, **changes: Any) -> tuple[Callable[..., Any], dict
     """PPO's loss with linear networks of one input, and the numbers of its config."""
     config = ppo.Config(hidden_sizes=(), **changes)
     parts = parts_of(ppo.make(Box(-9, 9, (1,)), action_space, config))
-    return functools.partial(ppo.loss, parts), hyperparameters_of(config)
+    return functools.partial(flat.loss, parts), hyperparameters_of(config)
 
 
 def four_samples(ratio: np.ndarray, log_prob: np.ndarray, sample: Any) -> ppo.Batch:
     """Advantages 2, -1, 0.5, -3; with a critic of 2 x, values 0, 2, 4, 6 for targets 1, 2, 2, 7."""
     return ppo.Batch(
         observation=jnp.array([[0.0], [1.0], [2.0], [3.0]]),
+        is_first=jnp.zeros(4, jnp.bool_),
         action_mask=None,
         sample=jnp.asarray(sample),
         log_prob=jnp.asarray(log_prob - np.log(ratio), jnp.float32),
@@ -281,8 +283,8 @@ def test_one_update_by_hand() -> None:
     after, update = jax.jit(functools.partial(ppo.update, parts))(state, rollout, jax.random.key(1))
 
     def gradients(state: ppo.State, rollout: Rollout) -> ppo.Params:
-        batch = ppo.prepare(parts, state, rollout)
-        return jax.grad(functools.partial(ppo.loss, parts), has_aux=True)(state.params, hyper, batch)[0]
+        batch = flat.prepare(parts, state, rollout)
+        return jax.grad(functools.partial(flat.loss, parts), has_aux=True)(state.params, hyper, batch)[0]
 
     gradient = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), jax.jit(gradients)(state, rollout))
     norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
@@ -301,8 +303,10 @@ def test_one_update_by_hand() -> None:
 def test_every_epoch_sees_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[np.ndarray] = []
 
-    def loss(parts: ppo.Parts, params: ppo.Params, hyper: Any, batch: ppo.Batch) -> tuple[jax.Array, dict[str, Any]]:
-        jax.debug.callback(lambda rows: seen.append(np.asarray(rows)), batch.observation[:, 0], ordered=True)
+    def loss(
+        parts: ppo.Parts, params: ppo.Params, hyper: Any, memory: Any, batch: ppo.Batch
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        jax.debug.callback(lambda rows: seen.append(np.asarray(rows)), batch.observation[0, :, 0], ordered=True)
         return jnp.sum(params.head), {"nothing": jnp.zeros(())}
 
     monkeypatch.setattr(ppo, "loss", loss)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.agents import flat
 
 from rollax import envs, experiments
 from rollax.agents import Decision, Rollout, normalisation, ppo
@@ -74,7 +75,7 @@ def second(name: str) -> Second:
 
     def act_with(state: ppo.State, memory: Any, timestep: envs.TimeStep, noise: Any, explore: bool) -> Any:
         memory, decision = agent.act_with(state, memory, timestep, noise, explore=explore)
-        features = parts.torso.apply(state.params.torso, parts.normalise(state, timestep.observation))
+        features = flat.features(parts.torso, state.params.torso, parts.normalise(state, timestep.observation))
         log_prob = parts.policy(state.params, features, None).log_prob(decision.extras["sample"])
         return memory, Decision(decision.action, {**decision.extras, "acted": log_prob})
 
@@ -114,9 +115,9 @@ def test_the_first_ratio_is_one(name: str) -> None:
 
     @jax.jit
     def log_probs(state: ppo.State, rollout: Rollout) -> tuple[jax.Array, jax.Array, jax.Array]:
-        batch = ppo.prepare(parts, state, rollout)
+        batch = flat.prepare(parts, state, rollout)
         minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
-        features = parts.torso.apply(state.params.torso, minibatch.observation)
+        features = flat.features(parts.torso, state.params.torso, minibatch.observation)
         policy = parts.policy(state.params, features, minibatch.action_mask)
         return batch.log_prob, minibatch.log_prob, policy.log_prob(minibatch.sample)
 
@@ -170,7 +171,7 @@ def test_networks_see_normalised_observations() -> None:
     parts, state, rollout = second("clip").parts, second("clip").state, second("clip").rollout
     statistics = state.observation_statistics
     deviation = np.sqrt(np.asarray(statistics.squared_deviation) / (T * N))
-    batch = jax.jit(functools.partial(ppo.prepare, parts))(state, rollout)
+    batch = jax.jit(functools.partial(flat.prepare, parts))(state, rollout)
     expected = (np.asarray(rollout.observation) - np.asarray(statistics.mean)) / deviation
     np.testing.assert_allclose(batch.observation, expected.reshape(T * N, 3), atol=1e-4)
 
@@ -241,7 +242,7 @@ def test_rewards_are_scaled_and_clipped_but_not_shifted(jitted: bool) -> None:
     flags, rows = jnp.zeros((5, 1), jnp.bool_), jnp.zeros((5, 1, 1))
     extras = {"sample": jnp.zeros((5, 1), jnp.int32), "discounted_sum": jnp.zeros((5, 1))}
     rollout = Rollout(rows, extras["sample"], rewards, flags, flags, flags, rows, None, None, extras)
-    prepare = functools.partial(ppo.prepare, parts)
+    prepare = functools.partial(flat.prepare, parts)
     batch = (jax.jit(prepare) if jitted else prepare)(state, rollout)
     np.testing.assert_allclose(batch.advantage, [0, 1, -2, 10, -10], rtol=1e-6)
     np.testing.assert_allclose(batch.target, [0, 1, -2, 10, -10], rtol=1e-6)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.agents import flat
 
 from rollax import envs, experiments
 from rollax.agents import Rollout, hyperparameters_of, optimisers, ppo
@@ -90,6 +91,7 @@ def test_clipped_values_by_hand(transform: Transform) -> None:
     params = ppo.Params({}, {}, layer, (), {"params": {"kernel": jnp.full((1, 1), 2.0), "bias": jnp.zeros(1)}})
     batch = ppo.Batch(
         observation=jnp.array([[0.0], [1.0], [2.0], [3.0]]),
+        is_first=jnp.zeros(4, jnp.bool_),
         action_mask=None,
         sample=jnp.zeros(4, jnp.int32),
         log_prob=jnp.full(4, -jnp.log(2.0)),
@@ -100,7 +102,7 @@ def test_clipped_values_by_hand(transform: Transform) -> None:
     hyper = {**hyperparameters_of(config), "entropy_coefficient": jnp.float32(0)}
     # Values are 0, 2, 4, 6. Clipped to 0.2 about the old ones they are -0.8, 2, 4.8, 6, whose squared errors are 3.24,
     # 0, 7.84 and 1, none smaller than the unclipped 1, 0, 4 and 1.
-    loss = functools.partial(ppo.loss, parts)
+    loss = functools.partial(flat.loss, parts)
     total, metrics = transform(loss)(params, hyper, batch)
     np.testing.assert_allclose(metrics["value_loss"], (3.24 + 7.84 + 1) / 8, rtol=1e-5)
     np.testing.assert_allclose(total, 0.5 * (3.24 + 7.84 + 1) / 8, rtol=1e-5)
@@ -132,14 +134,14 @@ def test_the_first_minibatch_clips_no_value() -> None:
 def each_minibatch() -> tuple[list[Any], list[Any], list[float]]:
     """Params, optimiser states and KLs before each minibatch of an update, in a loop of its own."""
     parts, state, rollout = case()
-    batch, hyper = jax.jit(functools.partial(ppo.prepare, parts))(state, rollout), state.hyperparameters
+    batch, hyper = jax.jit(functools.partial(flat.prepare, parts))(state, rollout), state.hyperparameters
     optimiser = parts.optimiser(hyper)
     keys = jax.random.split(jax.random.key(1), 2)
     indices = np.concatenate([np.asarray(jax.random.permutation(key, T * N)).reshape(4, -1) for key in keys])
 
     @jax.jit
     def learn(params: Any, opt_state: Any, minibatch: ppo.Batch) -> tuple[Any, jax.Array]:
-        gradients, metrics = jax.grad(functools.partial(ppo.loss, parts), has_aux=True)(params, hyper, minibatch)
+        gradients, metrics = jax.grad(functools.partial(flat.loss, parts), has_aux=True)(params, hyper, minibatch)
         after = optimisers.descend(optimiser, gradients, opt_state, params, hyper["learning_rate"])
         return after, metrics["approximate_kl"]
 
@@ -224,7 +226,7 @@ def test_over_what_advantages_are_normalised() -> None:
     parts, state, rollout = case()
 
     def prepared(scope: str) -> ppo.Batch:
-        return jax.jit(functools.partial(ppo.prepare, with_config(parts, normalise_advantage=scope)))(state, rollout)
+        return jax.jit(functools.partial(flat.prepare, with_config(parts, normalise_advantage=scope)))(state, rollout)
 
     none, batch, minibatch = prepared("none"), prepared("batch"), prepared("minibatch")
     raw = np.asarray(none.advantage, np.float64)
@@ -242,7 +244,7 @@ def test_over_what_advantages_are_normalised() -> None:
         "minibatch": 0.0,
     }
     for scope, value in expected.items():
-        loss = functools.partial(ppo.loss, with_config(parts, normalise_advantage=scope))
+        loss = functools.partial(flat.loss, with_config(parts, normalise_advantage=scope))
         part = jax.tree.map(lambda leaf: leaf[rows], prepared(scope))
         _, metrics = jax.jit(loss)(state.params, state.hyperparameters, part)
         np.testing.assert_allclose(metrics["policy_loss"], value, atol=1e-5)
@@ -266,7 +268,14 @@ def test_a_shared_torso_is_one_set_of_parameters() -> None:
     observation = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
     def value(parts: ppo.Parts, params: ppo.Params) -> jax.Array:
-        return jnp.sum(parts.value(params, parts.value_features(params, observation)))
+        return jnp.sum(
+            parts.value(
+                params,
+                flat.features(
+                    parts.torso, params.torso if parts.config.shared_torso else params.value_torso, observation
+                ),
+            )
+        )
 
     for parts, each, reaches in ((apart, params[0], False), (shared, params[1], True)):
         gradient = jax.jit(jax.grad(functools.partial(value, parts)))(each)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import scipy.signal
 from jax import lax
+from tests.agents import flat
 
 from rollax import InputError
-from rollax.agents import networks
+from rollax.agents import networks, ppo, torsos
+from rollax.agents.memory import Torso
 from rollax.envs.spaces import Box, Discrete
 
 MAYBE_JIT = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])
@@ -65,7 +67,6 @@ def test_the_convolution_and_its_gradients(
 def test_cnn_against_numpy(dtype: Any, transform: Transform) -> None:
     space = Box(0, 1, (10, 10, 4), dtype)
     torso = networks.make_torso("cnn", space, (6,), "relu")
-    assert networks.num_features(torso, space) == 6
     image = np.random.default_rng(0).integers(0, 2, (3, 10, 10, 4)).astype(dtype)
     params = transform(torso.init)(jax.random.key(0), jnp.asarray(image[:1]))
     kernel, bias = np.asarray(params["params"]["kernel"]), np.asarray(params["params"]["bias"])
@@ -157,6 +158,10 @@ def two(observation_space):
 OWN_SPACE = {"image": Box(0, 255, (2, 3), np.uint8), "which": Discrete(4)}
 
 
+def own_torso(path: str, name: str) -> Torso:
+    return torsos.make(ppo.Config(torso=f"{path}:{name}"), OWN_SPACE)
+
+
 @pytest.fixture
 def own_file(tmp_path: Path) -> str:
     path = tmp_path / "own_torso.py"
@@ -166,11 +171,11 @@ def own_file(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(("name", "width"), [("module", 5), ("network", 3)])
 def test_a_torso_of_ones_own_gets_the_observation_as_it_is(own_file: str, name: str, width: int) -> None:
-    torso = networks.make_torso(f"{own_file}:{name}", OWN_SPACE, (64,), "tanh")
-    assert networks.num_features(torso, OWN_SPACE) == width
+    torso = own_torso(own_file, name)
+    assert torsos.num_features(torso, OWN_SPACE) == width
     observation = {"image": jnp.full((7, 2, 3), 200, jnp.uint8), "which": jnp.arange(7, dtype=jnp.int32) % 4}
     params = jax.jit(torso.init)(jax.random.key(0), observation)
-    features = jax.jit(torso.apply)(params, observation)
+    features = jax.jit(flat.features, static_argnums=0)(torso, params, observation)
     assert features.shape == (7, width)
     assert np.isfinite(features).all()
     if name == "network":
@@ -186,14 +191,14 @@ def test_a_torso_of_ones_own_gets_the_observation_as_it_is(own_file: str, name: 
 )
 def test_own_torsos_that_are_none(own_file: str, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        networks.make_torso(f"{own_file}:{name}", OWN_SPACE, (), "tanh")
+        own_torso(own_file, name)
 
 
 @pytest.mark.parametrize("name", ["flat", "deep", "two"])
 def test_features_of_another_shape_are_a_sentence(own_file: str, name: str) -> None:
-    torso = networks.make_torso(f"{own_file}:{name}", OWN_SPACE, (), "tanh")
+    torso = own_torso(own_file, name)
     with pytest.raises(InputError, match=r"agent\.torso .*return \[batch, F\]"):
-        networks.num_features(torso, OWN_SPACE)
+        torsos.num_features(torso, OWN_SPACE)
 
 
 # Names and dtypes that are none.
@@ -207,7 +212,6 @@ def test_features_of_another_shape_are_a_sentence(own_file: str, name: str) -> N
         ("cnn", {"a": IMAGE}, "float32", r"agent\.torso = 'cnn' needs one Box \[height, width, channels\]"),
         ("cnn", Discrete(3), "float32", r"agent\.torso = 'cnn' needs one Box"),
         ("mlp", IMAGE, "float16", r"agent\.compute_dtype = 'float16' is unknown: choose one of float32, bfloat16"),
-        ("file.py:torso", IMAGE, "float32", r"agent\.torso: there is no file 'file\.py'"),
     ],
 )
 def test_torsos_that_do_not_exist_or_fit(name: str, space: Any, dtype: str, message: str) -> None:
@@ -217,4 +221,4 @@ def test_torsos_that_do_not_exist_or_fit(name: str, space: Any, dtype: str, mess
 
 def test_an_image_too_small_for_the_kernel_is_a_sentence() -> None:
     with pytest.raises(InputError, match=r"agent\.torso"):
-        networks.num_features(networks.make_torso("cnn", Box(0, 1, (2, 2, 1)), (8,), "tanh"), Box(0, 1, (2, 2, 1)))
+        networks.make_torso("cnn", Box(0, 1, (2, 2, 1)), (8,), "tanh")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.agents import flat
 from tests.agents.probes import BEST, KINDS, Probe
 
 from rollax import envs, experiments
@@ -33,7 +34,7 @@ def trained(kind: str, continuous: bool) -> tuple[ppo.Parts, ppo.State]:
 
 def value(parts: ppo.Parts, state: ppo.State, seen: float) -> float:
     observation = jnp.array([[seen]], jnp.float32)
-    return float(parts.value(state.params, parts.value_features(state.params, observation))[0])
+    return float(parts.value(state.params, flat.features(parts.torso, state.params.value_torso, observation))[0])
 
 
 def greedy(parts: ppo.Parts, state: ppo.State, seen: float) -> np.ndarray:

@@ -1,0 +1,143 @@
+"""Torsos by config: a network of the newest observation, and any memory on top of it, the same for every agent."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from rollax.agents import linear_recurrence, memory, networks, transformer
+from rollax.agents.base import require
+from rollax.agents.memory import Torso
+from rollax.envs import spaces
+from rollax.envs.base import PyTree
+from rollax.errors import InputError, nearest
+from rollax.importing import import_object, is_import_path
+
+MEMORIES = ("none", "gru", "lstm", "linear", "transformer")
+
+
+class TorsoConfig(Protocol):
+    """The fields of an agent's config that say what its torso is."""
+
+    @property
+    def torso(self) -> str:
+        """mlp, cnn, or package.module:NAME or file.py:NAME of one's own."""
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """Widths of the hidden layers."""
+
+    @property
+    def activation(self) -> str:
+        """Activation between them."""
+
+    @property
+    def compute_dtype(self) -> str:
+        """What they compute in; memory computes in float32."""
+
+    @property
+    def memory(self) -> str:
+        """What stands on top of them, of `MEMORIES`."""
+
+    @property
+    def memory_size(self) -> int:
+        """Width of the memory."""
+
+    @property
+    def memory_layers(self) -> int:
+        """Layers of memory."""
+
+    @property
+    def memory_window(self) -> int:
+        """Steps that each layer of a transformer looks back."""
+
+    @property
+    def memory_heads(self) -> int:
+        """Attention heads of a transformer."""
+
+
+def check(config: TorsoConfig) -> None:
+    """Raises InputError where the numbers of a config make no torso."""
+    require(min(config.hidden_sizes, default=1) >= 1, "agent.hidden_sizes", config.hidden_sizes, "must be at least 1")
+    kind = config.memory
+    if kind not in MEMORIES:
+        raise InputError(f"agent.memory = {kind!r} is no known memory: {nearest(kind, MEMORIES)}")
+    for name in ("memory_size", "memory_layers", "memory_window", "memory_heads"):
+        require(getattr(config, name) >= 1, f"agent.{name}", getattr(config, name), "must be at least 1")
+    require(
+        kind != "transformer" or config.memory_size % config.memory_heads == 0,
+        "agent.memory_heads",
+        config.memory_heads,
+        f"must divide agent.memory_size = {config.memory_size}",
+    )
+
+
+def make(config: TorsoConfig, observation_space: PyTree) -> Torso:
+    """Returns the torso that a config asks for.
+
+    Its network is that of `networks.make_torso`, or one of one's own: `package.module:NAME` or `file.py:NAME` is called
+    with the observation space and returns an object with `init(key, observation)` and `apply(params, observation)`, or
+    with `init`, `init_memory(N)` and `step(params, memory, observation) -> (memory, features)`. Such a step need not
+    know of episodes: its memory is made anew where one starts. They get the observation as it is.
+
+    Raises:
+        InputError: There is no such torso, or it does not fit the observations.
+    """
+    if is_import_path(config.torso):
+        network = _own(config.torso, observation_space)
+    else:
+        network = memory.feed_forward(
+            networks.make_torso(
+                config.torso, observation_space, config.hidden_sizes, config.activation, config.compute_dtype
+            )
+        )
+    if config.memory == "none":
+        return network
+    size = config.memory_size
+    if config.memory in ("gru", "lstm"):
+        cell = memory.gru if config.memory == "gru" else memory.lstm
+        return memory.chain(network, *(cell(size) for _ in range(config.memory_layers)))
+    if config.memory == "linear":
+        layers = [linear_recurrence.linear_recurrence(size) for _ in range(config.memory_layers)]
+    else:
+        layers = [
+            transformer.transformer(size, config.memory_window, config.memory_heads)
+            for _ in range(config.memory_layers)
+        ]
+    # These layers add to what they are given, so that has to have their width.
+    entry = memory.feed_forward(networks.make_linear(size, scale=1.0))
+    return memory.chain(network, entry, *layers)
+
+
+def num_features(torso: Torso, observation_space: PyTree) -> int:
+    """Returns the width of a torso's features; nothing is computed.
+
+    Raises:
+        InputError: The torso does not turn observations `[N, ...]` into features `[N, F]`, or its memory changes its
+            structure, shapes or dtypes from step to step.
+    """
+    example = jax.tree.map(lambda leaf: leaf[None], spaces.zeros(observation_space))
+
+    def step(key: jax.Array, carried: PyTree) -> tuple[PyTree, jax.Array]:
+        return torso.step(torso.init(key, example), carried, example, jnp.ones((1,), jnp.bool_))
+
+    _, features = jax.eval_shape(step, jax.random.key(0), jax.eval_shape(lambda: torso.init_memory(1)))
+    return int(features.shape[1])
+
+
+def _own(name: str, observation_space: PyTree) -> Torso:
+    network: Any = import_object(name, "agent.torso")(observation_space)
+
+    def has(*methods: str) -> bool:
+        return all(callable(getattr(network, method, None)) for method in methods)
+
+    if has("init", "init_memory", "step"):
+        return memory.stepwise(network.init, network.init_memory, network.step)
+    if has("init", "apply"):
+        return memory.feed_forward(networks.Network(network.init, network.apply))
+    raise InputError(
+        f"agent.torso = {name!r} must return an object with init and apply, or with init, init_memory and step, not "
+        f"{network!r}."
+    )
