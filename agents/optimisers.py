@@ -50,3 +50,22 @@ def descend(
     directions, opt_state = optimiser.update(gradients, opt_state, params)
     steps = jax.tree.map(lambda direction: -learning_rate * direction, directions)
     return optax.apply_updates(params, steps), opt_state
+
+
+def follow(
+    target_params: Any, params: Any, updates: jax.Array, period: int | jax.Array, rate: jax.Array | float
+) -> Any:
+    """Returns the target parameters after an update: every `period` updates they go the share `rate` to `params`.
+
+        target' = target + rate * (params - target)   where updates is a multiple of period
+
+    Args:
+        target_params: So far.
+        params: After the update.
+        updates: Updates done, this one included, an integer scalar.
+        period: 1 with a small rate is Polyak averaging; a long one with rate 1 copies periodically.
+        rate: In [0, 1].
+    """
+    share = jnp.where(updates % period == 0, rate, 0.0)
+    # A share of 1 gives `params` themselves to the last bit, which target + (params - target) need not.
+    return jax.tree.map(lambda target, new: (1.0 - share) * target + share * new, target_params, params)

@@ -1,0 +1,52 @@
+"""Epsilon-greedy exploration with action masks, shared by the agents that learn action values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """What decides whether and how N environments act at random."""
+
+    coin: jax.Array  # float32 [N], uniform in [0, 1)
+    order: jax.Array  # float32 [N, num_actions], uniform: the legal action with the largest number is the random one
+
+
+def noise(key: jax.Array, num_envs: int, num_actions: int) -> Noise:
+    """Draws the noise of one step of N environments."""
+    drawn = jax.random.uniform(key, (num_envs, 1 + num_actions))
+    return Noise(drawn[:, 0], drawn[:, 1:])
+
+
+def legal(values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Returns values `[..., A]` with those of illegal actions at a large negative number; a mask of None allows all."""
+    return values if mask is None else jnp.where(mask, values, -1e9)
+
+
+def epsilon_greedy(
+    values: jax.Array, mask: jax.Array | None, epsilon: jax.Array | float, noise: Noise | None
+) -> jax.Array:
+    """Returns the best legal actions, but with probability `epsilon` uniformly random legal ones.
+
+    Args:
+        values: Q(s, .), float `[N, A]`.
+        mask: Legal actions, bool `[N, A]`; None: all are.
+        epsilon: Share of random actions, a scalar or `[N]`.
+        noise: From `noise`; None: no exploration.
+
+    Returns:
+        int32 `[N]`.
+    """
+    if noise is not None:
+        values = jnp.where((noise.coin < epsilon)[:, None], noise.order, values)
+    return jnp.argmax(legal(values, mask), axis=-1).astype(jnp.int32)
+
+
+def linear_epsilon(env_steps: jax.Array, start: jax.Array, end: jax.Array, duration: jax.Array) -> jax.Array:
+    """Returns epsilon after `env_steps` environment steps: from `start` to `end` over `duration` steps, then `end`."""
+    return start + (end - start) * jnp.clip(env_steps / jnp.maximum(duration, 1.0), 0.0, 1.0)
