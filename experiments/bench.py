@@ -22,21 +22,30 @@ SECONDS = 5.0
 """About how long one measurement lasts."""
 
 
-def run_ppo(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, Any]]:
-    """Times PPO in its usual setting, for each number of seeds in turn.
+def run_ppo(
+    seeds: Sequence[int] = (1, 8), memories: Sequence[str] = ("none",), repeats: int = 5
+) -> list[dict[str, Any]]:
+    """Times PPO in its usual setting, for each memory and each number of seeds in turn.
 
-    The setting: CartPole-v1, 4 environments x 128 steps, 4 epochs, 4 minibatches, 2 x 64 tanh actor and critic.
+    The setting: CartPole-v1, 4 environments x 128 steps, 4 epochs, 4 minibatches, 2 x 64 tanh actor and critic, each
+    with its memory on top.
 
     Args:
         seeds: Numbers of seeds, each one job on all devices of this process.
+        memories: Values of `agent.memory`.
         repeats: Measurements; the median counts.
 
     Returns:
-        One row for each number of seeds: `steps_per_second` (environment steps of all seeds, learning included),
-        `compile_seconds`, `devices`.
+        One row for each memory and number of seeds: `steps_per_second` (environment steps of all seeds, learning
+        included), `compile_seconds`, `devices`.
     """
-    config = configs.load("ppo_cartpole", ["train.total_env_steps=25600", "log.every=25600"])
-    return [_time(config, "ppo CartPole-v1 4x128", count, repeats) for count in seeds]
+    rows = []
+    for memory in memories:
+        config = configs.load(
+            "ppo_cartpole", ["train.total_env_steps=25600", "log.every=25600", f"agent.memory={memory}"]
+        )
+        rows += [_time(config, "ppo CartPole-v1 4x128", {"memory": memory}, count, repeats) for count in seeds]
+    return rows
 
 
 def run_env(
@@ -110,7 +119,9 @@ def _rollout(env_id: str, way: str, num_envs: int, num_steps: int) -> tuple[Any,
     return rollout, (state, jnp.zeros(()))
 
 
-def _time(config: configs.ExperimentConfig, name: str, seeds: int, repeats: int) -> dict[str, Any]:
+def _time(
+    config: configs.ExperimentConfig, name: str, labels: dict[str, str], seeds: int, repeats: int
+) -> dict[str, Any]:
     trainer = make_trainer(config)
     mesh = seed_mesh(seeds)
     keys = jax.random.split(jax.random.key(0), padded(seeds, mesh))
@@ -119,7 +130,7 @@ def _time(config: configs.ExperimentConfig, name: str, seeds: int, repeats: int)
     chunk = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), donate_argnums=(0,)).lower(state).compile()
     compile_seconds = time.perf_counter() - started
     rates = _rates(chunk, state, trainer.env_steps_per_chunk * seeds, repeats)
-    return {"name": name, "seeds": seeds, "devices": mesh.size, **_summary(rates, compile_seconds)}
+    return {"name": name, **labels, "seeds": seeds, "devices": mesh.size, **_summary(rates, compile_seconds)}
 
 
 def _rates(function: Any, state: Any, env_steps: int, repeats: int) -> list[float]:

@@ -86,7 +86,11 @@ CONFIGS: dict[str, Callable[[], experiments.ExperimentConfig]] = {
     ),
     "recurrent": lambda: make_config(f"{TOYS}/recurrent_agent.py:make", BEACON, 8, 8, env_kwargs={"hidden": True}),
     "ppo": lambda: make_config(
-        "ppo", "CartPole-v1", 4, 8, settings={"hidden_sizes": (4,), "num_minibatches": 2, "num_epochs": 1}
+        "ppo",
+        "CartPole-v1",
+        4,
+        8,
+        settings={"memory": "lstm", "memory_size": 4, "hidden_sizes": (4,), "num_minibatches": 2, "num_epochs": 1},
     ),
 }
 

@@ -241,15 +241,27 @@ def test_plot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def test_bench(
     arguments: list[str], seeds: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    def run_ppo(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
+    def run_ppo(seeds: tuple[int, ...], memories: list[str]) -> list[dict[str, Any]]:
+        assert memories == ["none"]
         return [{"name": "ppo", "seeds": count, "steps_per_second": 1e6 * count} for count in seeds]
 
     monkeypatch.setattr(bench, "run_ppo", run_ppo)
     assert cli.main(["bench", "ppo", *arguments, "--json", str(tmp_path / "bench.json")]) == 0
-    assert json.loads((tmp_path / "bench.json").read_text()) == run_ppo(seeds)
+    assert json.loads((tmp_path / "bench.json").read_text()) == run_ppo(seeds, ["none"])
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "seeds", "steps_per_second"]
     assert [line.split()[2] for line in lines] == [f"{1e6 * count:,.2f}" for count in seeds]
+
+
+def test_bench_ppo_with_memories(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def measured(config: Any, name: str, labels: dict[str, str], seeds: int, repeats: int) -> dict[str, Any]:
+        return {**labels, "trained": config.agent.memory, "seeds": seeds}
+
+    monkeypatch.setattr(bench, "_time", measured)
+    assert cli.main(["bench", "ppo", "--seeds", "1", "--memory", "none", "linear"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["memory", "trained", "seeds"]
+    assert [line.split() for line in lines] == [["none", "none", "1"], ["linear", "linear", "1"]]
 
 
 def test_bench_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
