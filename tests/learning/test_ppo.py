@@ -12,3 +12,10 @@ def test_cartpole() -> None:
     assert result.summary["iqm"] >= 450.0
     assert result.summary["unfinished"] == 0
     assert result.summary["failed_seeds"] == []
+
+
+@pytest.mark.parametrize("memory", ["gru", "transformer"])
+def test_memory_chain(memory: str) -> None:
+    short = ["env.memory_length=5", "train.total_env_steps=100_000", "evaluation.every=100_000", "agent.memory_size=16"]
+    result = experiments.run(experiments.load("ppo_memorychain", [*short, f"agent.memory={memory}"]), seeds=2)
+    assert result.summary["iqm"] >= 0.9
