@@ -1,7 +1,9 @@
 from . import distributions as distributions
+from . import exploration as exploration
 from . import networks as networks
 from . import normalisation as normalisation
 from . import ppo as ppo
+from . import pqn as pqn
 from . import returns as returns
 from .base import Agent as Agent
 from .base import Decision as Decision

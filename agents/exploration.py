@@ -7,6 +7,27 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from rollax.envs import spaces
+from rollax.errors import InputError
+
+
+def num_actions(space: spaces.Space, agent: str) -> int:
+    """Returns the number of actions of a Discrete space.
+
+    Args:
+        space: The action space.
+        agent: The agent's name, for the error.
+
+    Raises:
+        InputError: The space is another one.
+    """
+    if not isinstance(space, spaces.Discrete):
+        raise InputError(
+            f"action space {space!r} does not fit train.agent = {agent!r}, which acts in Discrete spaces; choose "
+            "another environment or agent."
+        )
+    return space.n
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -42,7 +42,12 @@ class Network:
 
 
 def make_torso(
-    name: str, observation_space: PyTree, hidden_sizes: Sequence[int], activation: str, dtype: str = "float32"
+    name: str,
+    observation_space: PyTree,
+    hidden_sizes: Sequence[int],
+    activation: str,
+    dtype: str = "float32",
+    layer_norm: bool = False,
 ) -> Network:
     """Returns the network from observations to features that a config asks for.
 
@@ -53,6 +58,7 @@ def make_torso(
         hidden_sizes: Widths of the MLP's layers; the last is the number of features.
         activation: The activation after each layer.
         dtype: What the layers compute in, "float32" or "bfloat16"; parameters and features are float32.
+        layer_norm: Whether each layer's outputs are normalised before the activation.
 
     Raises:
         InputError: There is no such torso, activation or dtype, or it does not fit the observations.
@@ -60,7 +66,7 @@ def make_torso(
     activate = get_activation(activation)
     if dtype not in DTYPES:
         raise InputError(f"agent.compute_dtype = {dtype!r} is unknown: choose one of {', '.join(DTYPES)}.")
-    mlp = MLP(hidden_sizes, activate, DTYPES[dtype])
+    mlp = MLP(hidden_sizes, activate, DTYPES[dtype], layer_norm)
     if name == "mlp":
         return _from_flax(mlp, functools.partial(flatten_observation, space=observation_space))
     if name == "cnn":
@@ -143,11 +149,13 @@ class MLP(nn.Module):
     hidden_sizes: Sequence[int]
     activate: Callable[[jax.Array], jax.Array]
     dtype: Any = jnp.float32
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for width in self.hidden_sizes:
-            x = self.activate(nn.Dense(width, dtype=self.dtype, kernel_init=orthogonal(np.sqrt(2.0)))(x))
+            x = nn.Dense(width, dtype=self.dtype, kernel_init=orthogonal(np.sqrt(2.0)))(x)
+            x = self.activate(nn.LayerNorm(dtype=self.dtype)(x) if self.layer_norm else x)
         return x
 
 
@@ -162,8 +170,10 @@ class CNN(nn.Module):
     def __call__(self, image: jax.Array) -> jax.Array:
         kernel = self.param("kernel", orthogonal(np.sqrt(2.0)), (3, 3, image.shape[-1], 16), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), (16,), jnp.float32)
-        maps = self.activate(convolve(image.astype(self.dtype), kernel.astype(self.dtype)) + bias.astype(self.dtype))
-        return self.mlp(maps.reshape(image.shape[0], -1))
+        maps = convolve(image.astype(self.dtype), kernel.astype(self.dtype)) + bias.astype(self.dtype)
+        if self.mlp.layer_norm:
+            maps = nn.LayerNorm(dtype=self.dtype, reduction_axes=(1, 2, 3))(maps)
+        return self.mlp(self.activate(maps).reshape(image.shape[0], -1))
 
 
 def convolve(image: jax.Array, kernel: jax.Array) -> jax.Array:

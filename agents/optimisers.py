@@ -43,6 +43,11 @@ def clipped_adam(max_grad_norm: jax.Array | float, epsilon: jax.Array | float) -
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon))
 
 
+def clipped_radam(max_grad_norm: jax.Array | float) -> optax.GradientTransformation:
+    """Rectified Adam (Liu et al. 2020) on gradients clipped by their global norm, which may be traced."""
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_radam())
+
+
 def descend(
     optimiser: optax.GradientTransformation, gradients: Any, opt_state: Any, params: Any, learning_rate: jax.Array
 ) -> tuple[Any, Any]:

@@ -11,9 +11,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
-from rollax.agents import heads, networks, normalisation, optimisers, returns, torsos
+from rollax.agents import heads, minibatches, networks, normalisation, optimisers, returns, torsos
 from rollax.agents.base import Agent, Decision, Hyperparameters, Rollout, Update, hyperparameters_of, require
 from rollax.agents.memory import Torso
 from rollax.envs import spaces
@@ -82,6 +81,8 @@ class Config:
     """Widths of the torso's hidden layers."""
     activation: str = "tanh"
     """Activation between layers: tanh, relu, gelu, silu or elu."""
+    layer_norm: bool = False
+    """Whether each layer's outputs are normalised before the activation."""
     compute_dtype: str = "float32"
     """What the torso computes in: float32 or bfloat16."""
     squash: bool = False
@@ -102,8 +103,6 @@ def check(config: Config, num_steps: int, num_envs: int) -> None:
         require(0 <= getattr(config, name) <= 1, f"agent.{name}", getattr(config, name), "must be between 0 and 1")
     for name in ("clip_epsilon", "entropy_coefficient", "value_coefficient", "horizon", "exploration_period"):
         require(getattr(config, name) >= 0, f"agent.{name}", getattr(config, name), "must not be negative")
-    for name in ("num_epochs", "num_minibatches"):
-        require(getattr(config, name) >= 1, f"agent.{name}", getattr(config, name), "must be at least 1")
     require(
         math.isfinite(config.initial_log_scale), "agent.initial_log_scale", config.initial_log_scale, "must be finite"
     )
@@ -113,18 +112,7 @@ def check(config: Config, num_steps: int, num_envs: int) -> None:
     torsos.check(config)
     for name in ("learning_rate_schedule", "clip_schedule", "entropy_schedule"):
         optimisers.schedule(getattr(config, name), f"agent.{name}")
-    require(
-        num_steps * num_envs % config.num_minibatches == 0,
-        "agent.num_minibatches",
-        config.num_minibatches,
-        f"must divide train.num_envs * train.num_steps = {num_envs} * {num_steps} = {num_envs * num_steps}",
-    )
-    require(
-        config.memory == "none" or num_envs % config.num_minibatches == 0,
-        "agent.num_minibatches",
-        config.num_minibatches,
-        f"must divide train.num_envs = {num_envs}: with a memory, minibatches split environments, not time",
-    )
+    minibatches.check(config.num_epochs, config.num_minibatches, num_steps, num_envs, config.memory)
 
 
 @jax.tree_util.register_dataclass
@@ -166,11 +154,7 @@ class Memory:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """One rollout with its targets, as M sequences of L steps.
-
-    Where the torso has a memory, they are the environments: L = T, M = N. Where it has none, they are single steps:
-    L = 1, M = T * N.
-    """
+    """One rollout with its targets, as M sequences of L steps (`minibatches.sequences`)."""
 
     observation: PyTree  # [L, M, *observation_shape], normalised
     is_first: jax.Array  # bool [L, M]
@@ -373,25 +357,20 @@ def update(parts: Parts, state: State, rollout: Rollout, key: jax.Array) -> tupl
     hyper = scheduled(config, state)
     optimiser = parts.optimiser(hyper)
 
-    def learn(carry: Any, indices: jax.Array) -> Any:
+    def learn(carry: Any, memory: Any, minibatch: Batch) -> tuple[Any, Any]:
         learnt, stopped = carry
         params, opt_state = learnt
-        minibatch = jax.tree.map(lambda leaf: leaf[:, indices], batch)
-        first_memory = jax.tree.map(lambda leaf: leaf[indices], memory)
-        gradients, metrics = jax.grad(functools.partial(loss, parts), has_aux=True)(
-            params, hyper, first_memory, minibatch
-        )
+        gradients, metrics = jax.grad(functools.partial(loss, parts), has_aux=True)(params, hyper, memory, minibatch)
         after = optimisers.descend(optimiser, gradients, opt_state, params, hyper["learning_rate"])
         if config.stop_at_target_kl:
             stopped = stopped | (metrics["approximate_kl"] > hyper["target_kl"])
             after = select(stopped, learnt, after)
         return (after, stopped), {**metrics, "gradient_norm": optax.tree.norm(gradients)}
 
-    keys = jax.random.split(key, config.num_epochs)
-    indices = jax.vmap(jax.random.permutation, in_axes=(0, None))(keys, batch.target.shape[1])
-    indices = indices.reshape(config.num_epochs * config.num_minibatches, -1)
     carry = ((state.params, state.opt_state), jnp.zeros((), jnp.bool_))
-    ((params, opt_state), _), metrics = lax.scan(learn, carry, indices)
+    ((params, opt_state), _), metrics = minibatches.passes(
+        learn, carry, memory, batch, key, config.num_epochs, config.num_minibatches
+    )
     state = dataclasses.replace(state, params=params, opt_state=opt_state, updates=state.updates + 1)
     return state, Update({**jax.tree.map(jnp.mean, metrics), "learning_rate": hyper["learning_rate"]})
 
@@ -438,10 +417,7 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[Any, Batch]:
         advantage,
         target,
     )
-    memory, batch = jax.tree.map(jnp.asarray, (memory, batch))  # a loop of one's own may pass NumPy arrays
-    if not parts.torso.has_memory:
-        batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
-    return memory, batch
+    return memory, minibatches.sequences(parts.torso, batch)
 
 
 def loss(

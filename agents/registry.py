@@ -15,6 +15,7 @@ from rollax.errors import InputError, nearest
 from rollax.importing import import_object, is_import_path
 
 AGENTS: dict[str, str] = {
+    "pqn": "Parallelised Q-network, Q(lambda) without replay (Gallici et al. 2025)",
     "ppo": "Proximal policy optimisation (Schulman et al. 2017)",
 }
 """Each shipped algorithm, a module of `rollax.agents`, and what it is."""

@@ -55,6 +55,45 @@ def generalised_advantage(
     return advantages
 
 
+def lambda_return(
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: jax.Array | float,
+    trace_decay: jax.Array | float,
+) -> jax.Array:
+    """Lambda-returns (Watkins 1989; Sutton and Barto 2018, section 12.1).
+
+        G_t = r_t + gamma (1 - terminated_t) ((1 - lambda_t) V(s'_t) + lambda_t G_{t+1})
+
+    with lambda_t = lambda, but 0 where an episode ended and in the last step. With V = max_a Q these are the Q(lambda)
+    returns of Peng and Williams (1994).
+
+    Args:
+        reward: float `[T, N]`.
+        next_value: V(s'_t) of the true successor, float `[T, N]`.
+        terminated: bool `[T, N]`.
+        truncated: bool `[T, N]`.
+        discount: gamma, a scalar.
+        trace_decay: lambda, a scalar.
+
+    Returns:
+        G_t, float `[T, N]`.
+    """
+    chex.assert_equal_shape([reward, next_value, terminated, truncated])
+    trace = trace_decay * (1.0 - (terminated | truncated))
+    continues = discount * (1.0 - terminated)
+
+    def backwards(later: jax.Array, step: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        reward_t, next_value_t, continues_t, trace_t = step
+        total = reward_t + continues_t * ((1.0 - trace_t) * next_value_t + trace_t * later)
+        return total, total
+
+    _, totals = lax.scan(backwards, next_value[-1], (reward, next_value, continues, trace), reverse=True, unroll=8)
+    return totals
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NStep:

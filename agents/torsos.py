@@ -34,6 +34,10 @@ class TorsoConfig(Protocol):
         """Activation between them."""
 
     @property
+    def layer_norm(self) -> bool:
+        """Whether each layer's outputs are normalised before the activation."""
+
+    @property
     def compute_dtype(self) -> str:
         """What they compute in; memory computes in float32."""
 
@@ -90,7 +94,12 @@ def make(config: TorsoConfig, observation_space: PyTree) -> Torso:
     else:
         network = memory.feed_forward(
             networks.make_torso(
-                config.torso, observation_space, config.hidden_sizes, config.activation, config.compute_dtype
+                config.torso,
+                observation_space,
+                config.hidden_sizes,
+                config.activation,
+                config.compute_dtype,
+                config.layer_norm,
             )
         )
     if config.memory == "none":
