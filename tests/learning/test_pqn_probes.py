@@ -18,7 +18,12 @@ DISCOUNT = 0.5
 def test_probe(kind: str) -> None:
     probe = Probe(kind)
     settings = pqn.Config(
-        learning_rate=5e-3, discount=DISCOUNT, hidden_sizes=(16,), epsilon_end=0.5, epsilon_steps=1000.0
+        learning_rate=5e-3,
+        learning_rate_schedule="constant",  # rectified Adam starts slowly by itself
+        discount=DISCOUNT,
+        hidden_sizes=(16,),
+        epsilon_end=0.5,
+        epsilon_steps=1000.0,
     )
     config = experiments.ExperimentConfig(
         env=experiments.EnvConfig(probe),
