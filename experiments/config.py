@@ -55,9 +55,16 @@ class ReplayConfig:
     batch_size: int  # B, samples per update
     kind: Literal["uniform", "prioritised", "sequence"] = "uniform"  # how samples are drawn
     n_step: int = 1  # successive rows per sample; not of kind "sequence"
-    length: int = 1  # L, successive rows per sample of kind "sequence"
-    cross_episodes: bool = False  # kind "sequence": whether a sample goes on behind the end of an episode
+    # L, successive rows per sample of kind "sequence"; above 1, those of kind "prioritised" are such sequences too.
+    length: int = 1
+    cross_episodes: bool = False  # whether a sample of sequences goes on behind the end of an episode
     storage: Literal["array", "ref"] = "array"  # what rows are kept in; the samples are the same
+
+    @property
+    def samples(self) -> Literal["transitions", "sequences"]:
+        """What a sample is, as an agent's `consumes` names it."""
+        sequences = self.kind == "sequence" or (self.kind == "prioritised" and self.length > 1)
+        return "sequences" if sequences else "transitions"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,16 +334,17 @@ def _check_replay(replay: ReplayConfig, train: TrainConfig) -> None:
             f"replay.capacity = {replay.capacity} cannot hold one iteration of train.num_envs = {train.num_envs} "
             f"times train.num_steps = {train.num_steps} rows: give {train.num_envs * train.num_steps} or more."
         )
-    sequence = replay.kind == "sequence"
+    sequences = replay.samples == "sequences"
+    kind = f"replay.kind = {replay.kind!r}"
+    if replay.kind == "prioritised":
+        kind += f" and replay.length = {replay.length}"
     for field, value, used in (
-        ("n_step", replay.n_step, not sequence),
-        ("length", replay.length, sequence),
-        ("cross_episodes", replay.cross_episodes, sequence),
+        ("n_step", replay.n_step, not sequences),
+        ("length", replay.length, sequences),
+        ("cross_episodes", replay.cross_episodes, sequences),
     ):
         if value != getattr(ReplayConfig, field) and not used:
-            raise InputError(
-                f"replay.{field} = {value!r} has no use with replay.kind = {replay.kind!r}: remove one of the two."
-            )
+            raise InputError(f"replay.{field} = {value!r} has no use with {kind}: change one of them.")
         held = replay.capacity // train.num_envs
         if used and value > held:
             raise InputError(

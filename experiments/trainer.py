@@ -336,14 +336,15 @@ def _make_buffer(config: ExperimentConfig, agent: Agent, name: str) -> replay.Bu
         )
     options = dataclasses.asdict(config.replay)
     kind = options.pop("kind")
-    wanted = "sequences" if kind == "sequence" else "transitions"
-    if agent.consumes != wanted:
-        remedy = "'sequence'" if agent.consumes == "sequences" else "'uniform' or 'prioritised'"
+    if agent.consumes != config.replay.samples:
+        remedy = "'sequence', or to 'prioritised' with replay.length above 1"
+        if agent.consumes == "transitions":
+            remedy = "'uniform' or 'prioritised', without replay.length"
         raise InputError(
-            f"replay.kind = {kind!r} gives {wanted}, and train.agent = {name!r} learns from {agent.consumes}: set it "
-            f"to {remedy}."
+            f"replay.kind = {kind!r} gives {config.replay.samples}, and train.agent = {name!r} learns from "
+            f"{agent.consumes}: set it to {remedy}."
         )
-    if kind == "sequence":
+    if agent.consumes == "sequences":
         del options["n_step"]
     else:
         del options["length"], options["cross_episodes"]

@@ -1,4 +1,4 @@
-"""Ring buffers of rows: `uniform`, `sequence` and `prioritised`."""
+"""Ring buffers of rows: `uniform`, `sequence` and `prioritised`, which draws the windows of either."""
 
 from __future__ import annotations
 
@@ -80,17 +80,21 @@ def sequence(
         InputError: A size is below 1, a window does not fit, or the storage is unknown; from `init`, rows have no
             `terminated` and `truncated`.
     """
-    if not isinstance(cross_episodes, bool):
-        raise InputError(f"replay.cross_episodes = {cross_episodes!r} must be True or False.")
-    return _ring(
-        _Settings(capacity, batch_size, length, "length"), storage, _all_rows if cross_episodes else _first_episode
-    )
+    return _ring(_Settings(capacity, batch_size, length, "length"), storage, _mask_of(cross_episodes))
 
 
-def prioritised(capacity: int, batch_size: int, n_step: int = 1, storage: str = "array") -> Buffer:
+def prioritised(
+    capacity: int,
+    batch_size: int,
+    n_step: int = 1,
+    storage: str = "array",
+    length: int | None = None,
+    cross_episodes: bool = False,
+) -> Buffer:
     """Returns a ring buffer that samples windows in proportion to their priority, with replacement.
 
-    Proportional prioritisation (Schaul et al. 2016, https://arxiv.org/abs/1511.05952), for windows as of `uniform`:
+    Proportional prioritisation (Schaul et al. 2016, https://arxiv.org/abs/1511.05952), for windows as of `uniform`, or
+    with a `length` for windows as of `sequence` (Kapturowski et al. 2019):
 
         P(i) = p_i / sum_k p_k,     w_i = (M P(i))^-beta / max_j w_j
 
@@ -110,19 +114,36 @@ def prioritised(capacity: int, batch_size: int, n_step: int = 1, storage: str = 
         batch_size: Windows per sample.
         n_step: Rows per window.
         storage: As of `uniform`; priorities are stored the same way as rows.
+        length: Rows per window, L, in place of `n_step`; None: windows of `n_step` rows.
+        cross_episodes: As of `sequence`, whose mask windows of `length` rows have.
 
     Raises:
-        InputError: A size is below 1, a window does not fit, or the storage is unknown.
+        InputError: A size is below 1, a window does not fit, the storage is unknown, both `n_step` and `length` are
+            set, or `cross_episodes` without `length`; from `init`, rows have no `terminated` and `truncated`.
     """
-    settings = _Settings(capacity, batch_size, n_step, "n_step")
-    ring = _ring(settings, storage, _all_rows)
+    if length is None:
+        settings, mask = _Settings(capacity, batch_size, n_step, "n_step"), _all_rows
+        if cross_episodes is not False:
+            raise InputError(
+                f"replay.cross_episodes = {cross_episodes!r} has no use without replay.length: set length too."
+            )
+    else:
+        settings, mask = _Settings(capacity, batch_size, length, "length"), _mask_of(cross_episodes)
+        if n_step != 1:
+            raise InputError(f"replay.n_step = {n_step!r} has no use with replay.length = {length!r}: set one of them.")
     return dataclasses.replace(
-        ring,
-        init=functools.partial(_init_prioritised, settings),
+        _ring(settings, storage, mask),
+        init=functools.partial(_init_prioritised, settings, mask),
         add=functools.partial(_add_prioritised, settings),
-        sample=functools.partial(_sample_prioritised, settings),
+        sample=functools.partial(_sample_prioritised, settings, mask),
         set_priorities=functools.partial(_set_priorities, settings),
     )
+
+
+def _mask_of(cross_episodes: bool) -> Mask:
+    if not isinstance(cross_episodes, bool):
+        raise InputError(f"replay.cross_episodes = {cross_episodes!r} must be True or False.")
+    return _all_rows if cross_episodes else _first_episode
 
 
 def _ring(settings: _Settings, kind: str, mask: Mask) -> Buffer:
@@ -264,7 +285,7 @@ def _first_episode(windows: PyTree) -> jax.Array:
     flags = [_field(windows, name) for name in ("terminated", "truncated")]
     if any(flag is None for flag in flags):
         raise InputError(
-            "replay.sequence needs rows with `terminated` and `truncated`, such as those of agents.Rollout; or set "
+            "replay.length needs rows with `terminated` and `truncated`, such as those of agents.Rollout; or set "
             "replay.cross_episodes = true."
         )
     ended = flags[0] | flags[1]
@@ -277,8 +298,8 @@ def _field(rows: PyTree, name: str) -> Any:
     return rows.get(name) if isinstance(rows, dict) else getattr(rows, name, None)
 
 
-def _init_prioritised(settings: _Settings, example: PyTree) -> ReplayState:
-    state = _init(settings, _all_rows, example)
+def _init_prioritised(settings: _Settings, mask: Mask, example: PyTree) -> ReplayState:
+    state = _init(settings, mask, example)
     return dataclasses.replace(state, rows=PrioritisedRows(state.rows, sum_tree.init(settings.capacity + 1)))
 
 
@@ -298,17 +319,22 @@ def _add_prioritised(settings: _Settings, state: ReplayState, rows: PyTree) -> R
 
 
 def _sample_prioritised(
-    settings: _Settings, state: ReplayState, key: jax.Array, importance_exponent: jax.Array | float | None = None
+    settings: _Settings,
+    mask: Mask,
+    state: ReplayState,
+    key: jax.Array,
+    importance_exponent: jax.Array | float | None = None,
 ) -> Sample:
     (rows, tree), batch_size = _parts(state), settings.batch_size
     total = sum_tree.total(tree)
     parts = jnp.arange(batch_size) + jax.random.uniform(key, (batch_size,))
     indices, priorities = sum_tree.find(tree, parts * (total / batch_size))
+    experience = _windows(settings, rows, indices)
     return Sample(
-        experience=_windows(settings, rows, indices),
+        experience=experience,
         indices=indices,
         weights=importance_weights(priorities, importance_exponent),
-        mask=jnp.broadcast_to(priorities > 0, (settings.window, batch_size)),
+        mask=mask(experience) & (priorities > 0),
     )
 
 

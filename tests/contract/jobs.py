@@ -84,6 +84,15 @@ CONFIGS: dict[str, Callable[[], experiments.ExperimentConfig]] = {
         replay=experiments.ReplayConfig(capacity=256, batch_size=16, kind="sequence", length=3, storage="ref"),
         env_kwargs={"hidden": True},
     ),
+    "windows": lambda: make_config(
+        f"{TOYS}/sequence_agent.py:make",
+        BEACON,
+        4,
+        2,
+        train={"updates_per_iteration": 3},
+        replay=experiments.ReplayConfig(capacity=256, batch_size=16, kind="prioritised", length=3),
+        env_kwargs={"hidden": True},
+    ),
     "recurrent": lambda: make_config(f"{TOYS}/recurrent_agent.py:make", BEACON, 8, 8, env_kwargs={"hidden": True}),
     "ppo": lambda: make_config(
         "ppo",

@@ -15,7 +15,7 @@ from tests.contract.jobs import SEEDS, Job, differences, get_job, only
 from rollax import InputError, experiments, replay
 
 
-@pytest.mark.parametrize("name", ["transition", "prioritised"])
+@pytest.mark.parametrize("name", ["transition", "prioritised", "windows"])
 def test_both_storages_train_bit_for_bit_alike(name: str) -> None:
     job = get_job(name)
     settings = job.config.replay
@@ -120,6 +120,16 @@ def test_a_buffer_of_flashbax_trains_in_the_loop(job: Job) -> None:
         ("rollout", {"capacity": 256, "batch_size": 16}, r"\[replay\] has no use"),
         ("transition", {"kind": "sequence", "n_step": 1}, r"replay\.kind = 'sequence' gives sequences.*'prioritised'"),
         ("sequence", {"kind": "uniform", "length": 1}, r"replay\.kind = 'uniform' gives transitions.*to 'sequence'"),
+        (
+            "sequence",
+            {"kind": "prioritised", "length": 1},
+            r"gives transitions.*'prioritised' with replay\.length above 1",
+        ),
+        (
+            "prioritised",
+            {"n_step": 1, "length": 3},
+            r"replay\.kind = 'prioritised' gives sequences.*without replay\.length",
+        ),
     ],
 )
 def test_a_replay_table_that_does_not_go_with_the_agent(name: str, changes: Any, message: str) -> None:

@@ -296,6 +296,18 @@ def test_check_does_not_change_its_argument() -> None:
             ["replay.length = 129", "128"],
         ),
         ({"replay": {"capacity": 512, "batch_size": 1, "kind": "sequence", "length": 0}}, ["replay.length = 0"]),
+        (
+            {"replay": {"capacity": 512, "batch_size": 1, "kind": "prioritised", "length": 4, "n_step": 3}},
+            ["replay.n_step = 3", "kind = 'prioritised'", "replay.length = 4"],
+        ),
+        (
+            {"replay": {"capacity": 512, "batch_size": 1, "kind": "prioritised", "cross_episodes": True}},
+            ["replay.cross_episodes = True", "kind = 'prioritised'", "replay.length = 1"],
+        ),
+        (
+            {"replay": {"capacity": 512, "batch_size": 1, "kind": "prioritised", "length": 129}},
+            ["replay.length = 129", "128"],
+        ),
         ({"replay": {"capacity": 513, "batch_size": 1}}, ["replay.capacity = 513", "num_envs = 4", "516"]),
         ({"replay": {"capacity": 508, "batch_size": 1}}, ["replay.capacity = 508", "512"]),
         ({"replay": {"capacity": 512, "batch_size": 1, "kind": "unifrom"}}, ["replay.kind", "'uniform'"]),

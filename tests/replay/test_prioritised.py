@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import strategies as st
+from tests.replay.episodes import expected_mask, is_cut_off, terminates
 
 from rollax import InputError, replay
 from rollax.replay import Buffer, ReplayState, Sample, sum_tree
@@ -23,21 +24,34 @@ TRANSFORMS = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def rows(first: int, count: int, num_envs: int = 1) -> dict[str, jax.Array]:
+def rows(first: Any, count: int, num_envs: int = 1) -> dict[str, jax.Array]:
     """Time rows `first, first + 1, ...`; an id is 10 times its row plus its environment."""
-    return {"id": jnp.asarray(10 * np.arange(first, first + count)[:, None] + np.arange(num_envs), jnp.int32)}
+    time, env = first + jnp.arange(count, dtype=jnp.int32)[:, None], jnp.arange(num_envs, dtype=jnp.int32)
+    return {"id": 10 * time + env, "terminated": terminates(time, env), "truncated": is_cut_off(time, env)}
 
 
 def example(num_envs: int = 1) -> dict[str, jax.Array]:
-    return {"id": jnp.zeros(num_envs, jnp.int32)}
+    return jax.tree.map(lambda leaf: leaf[0], rows(0, 1, num_envs))
 
 
 @functools.cache
 def buffer_of(
-    capacity: int, num_envs: int = 1, n_step: int = 1, storage: str = "array", batch_size: int = 32
+    capacity: int,
+    num_envs: int = 1,
+    window: int = 1,
+    storage: str = "array",
+    batch_size: int = 32,
+    kind: str = "n_step",
 ) -> Buffer:
-    """One buffer for all tests that need such a one. Capacity is per environment."""
-    return replay.prioritised(capacity * num_envs, batch_size, n_step, storage)
+    """One buffer for all tests that need such a one. Capacity is per environment.
+
+    Its windows are of kind "n_step"; or have a length and end with the episode, "length", or go on, "across".
+    """
+    if kind == "n_step":
+        return replay.prioritised(capacity * num_envs, batch_size, window, storage)
+    return replay.prioritised(
+        capacity * num_envs, batch_size, storage=storage, length=window, cross_episodes=kind == "across"
+    )
 
 
 @functools.cache
@@ -104,7 +118,7 @@ def test_draws_of_a_batch_are_independent_of_each_other_within_their_parts() -> 
 @TRANSFORMS
 @pytest.mark.parametrize("beta", [None, 0.4, 1.0, 0.0])
 def test_importance_weights_are_those_of_the_formula(beta: float | None, transform: Transform) -> None:
-    buffer = buffer_of(6, n_step=2)
+    buffer = buffer_of(6, window=2)
     priorities = np.array([0.5, 2, 0, 4, 1])
     state = filled(buffer, 6, priorities=priorities)
     sample = transform(buffer.sample)(state, jax.random.key(1), importance_exponent=beta)
@@ -181,6 +195,53 @@ def test_a_write_that_is_too_large_is_refused(transform: Transform) -> None:
         transform(buffer.add)(buffer.init(example(2)), rows(0, 9, 2))
 
 
+# Windows with a length.
+
+
+@TRANSFORMS
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "kind", "expected"),
+    [
+        ("000000", "000000", "length", ["1111", "1111", "1111"]),
+        ("010000", "000000", "length", ["1100", "1000", "1111"]),
+        ("000000", "000100", "length", ["1111", "1110", "1100"]),
+        ("000010", "010000", "length", ["1100", "1000", "1110"]),
+        ("010000", "000100", "across", ["1111", "1111", "1111"]),
+        ("010000", "000100", "n_step", ["1111", "1111", "1111"]),
+    ],
+)
+def test_a_window_with_a_length_ends_with_its_episode(
+    terminated: str, truncated: str, kind: str, expected: list[str], transform: Transform
+) -> None:
+    def bits(text: str) -> np.ndarray:
+        return np.array([bit == "1" for bit in text])
+
+    buffer = buffer_of(6, window=4, kind=kind)
+    flags = {"terminated": bits(terminated)[:, None], "truncated": bits(truncated)[:, None]}
+    state = buffer.add(buffer.init(example()), {**rows(0, 6), **flags})
+    np.testing.assert_array_equal(stored(state), [1, 1, 1, 0, 0, 0])  # a priority for each start, whatever its mask
+    sample = transform(buffer.sample)(state, jax.random.key(0))
+    starts = np.asarray(sample.indices)
+    assert set(starts) == {0, 1, 2}
+    np.testing.assert_array_equal(sample.mask, np.stack([bits(expected[start]) for start in starts], axis=1))
+    np.testing.assert_array_equal(sample.experience["id"], 10 * (starts + np.arange(4)[:, None]))
+
+
+def test_what_a_length_does_not_go_with() -> None:
+    with pytest.raises(InputError, match=r"replay\.n_step = 3 has no use with replay\.length = 4: set one of them"):
+        replay.prioritised(16, 4, n_step=3, length=4)
+    with pytest.raises(InputError, match=r"replay\.cross_episodes = True has no use without replay\.length"):
+        replay.prioritised(16, 4, cross_episodes=True)
+    with pytest.raises(InputError, match=r"replay\.cross_episodes = 'no' must be True or False"):
+        replay.prioritised(16, 4, length=4, cross_episodes="no")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"replay\.length = 0 must be at least 1"):
+        replay.prioritised(16, 4, length=0)
+    with pytest.raises(InputError, match=r"replay\.length = 9 must not be above replay\.capacity / num_envs = 8"):
+        replay.prioritised(16, 4, length=9).init(example(2))
+    with pytest.raises(InputError, match=r"replay\.length needs rows with `terminated` and `truncated`"):
+        replay.prioritised(16, 4, length=4).init({"id": jnp.zeros(2)})
+
+
 # Priorities of new rows.
 
 
@@ -202,7 +263,7 @@ def test_new_rows_of_an_empty_buffer_get_priority_one(storage: str) -> None:
 
 
 def test_a_row_gets_its_priority_when_it_may_start_a_window() -> None:
-    buffer = buffer_of(5, n_step=3)
+    buffer = buffer_of(5, window=3)
     state = filled(buffer, 4, priorities=[0.25, 0.125])
     expected = [
         [0.25, 0.125, 0.25, 0, 0],  # row 4 was added at the end
@@ -248,7 +309,7 @@ def test_a_priority_that_is_negative_or_not_finite_changes_nothing(bad: float, e
 
 @pytest.mark.parametrize(("count", "illegal"), [(0, range(8)), (2, range(8)), (5, range(3, 8)), (8, (6, 7))])
 def test_the_priority_of_a_row_that_may_not_start_a_window_cannot_be_set(count: int, illegal: Any) -> None:
-    buffer = buffer_of(8, n_step=3)
+    buffer = buffer_of(8, window=3)
     state = filled(buffer, count) if count else buffer.init(example())
     indices = jnp.resize(jnp.asarray(list(illegal), jnp.int32), 8)
     after = compiled(buffer, "set_priorities")(state, indices, jnp.full(8, 7.0))
@@ -256,7 +317,7 @@ def test_the_priority_of_a_row_that_may_not_start_a_window_cannot_be_set(count: 
 
 
 def test_the_priority_of_an_overwritten_row_that_may_not_start_a_window_yet_is_not_set() -> None:
-    buffer = buffer_of(8, n_step=3)
+    buffer = buffer_of(8, window=3)
     state = compiled(buffer, "add")(filled(buffer, 8), rows(8, 3))  # the newest 2 are at 1 and 2
     after = compiled(buffer, "set_priorities")(state, jnp.arange(8), jnp.arange(2.0, 10))
     np.testing.assert_array_equal(stored(after), [2, 0, 0, 5, 6, 7, 8, 9])
@@ -315,7 +376,7 @@ def program(buffer: Buffer, mode: str) -> Callable[[ReplayState, jax.Array], tup
     def step(state: ReplayState, inputs: Any) -> tuple[ReplayState, Sample]:
         index, key = inputs
         key_sample, key_value = jax.random.split(key)
-        state = buffer.add(state, {"id": 10 * (2 * index + jnp.arange(2, dtype=jnp.int32))[:, None] + jnp.arange(2)})
+        state = buffer.add(state, rows(2 * index, 2, 2))
         sample = buffer.sample(state, key_sample, 0.4)
         values = jax.random.uniform(key_value, sample.indices.shape, minval=1e-3, maxval=5.0)
         return buffer.set_priorities(state, sample.indices, values, 0.6), sample
@@ -348,18 +409,21 @@ def program(buffer: Buffer, mode: str) -> Callable[[ReplayState, jax.Array], tup
     return jax.jit(functools.partial(scan, 1 if mode == "scan" else 2))
 
 
-def run(storage: str, mode: str, seed: int = 0) -> tuple[ReplayState, Any]:
+def run(storage: str, mode: str, seed: int = 0, kind: str = "n_step") -> tuple[ReplayState, Any]:
     """What a program gives from an empty buffer: of that seed, or of all."""
-    buffer, keys = buffer_of(7, 2, 2, storage, batch_size=5), jax.random.split(jax.random.key(3), 3)
+    buffer, keys = buffer_of(7, 2, 2, storage, 5, kind), jax.random.split(jax.random.key(3), 3)
     state = buffer.init(example(2))
     if mode == "vmap":
         state = dataclasses.replace(state, rows=jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), state.rows))
     return program(buffer, mode)(state, keys if mode == "vmap" else keys[seed])
 
 
-@pytest.mark.parametrize("mode", ["loop", "jit", "scan", "chunks", "vmap"])
-def test_both_storages_are_bit_equal(mode: str) -> None:
-    expected, result = run("array", mode), run("ref", mode)
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [*((mode, "n_step") for mode in ("loop", "jit", "scan", "chunks", "vmap")), ("loop", "length"), ("vmap", "length")],
+)
+def test_both_storages_are_bit_equal(mode: str, kind: str) -> None:
+    expected, result = run("array", mode, kind=kind), run("ref", mode, kind=kind)
     jax.tree.map(np.testing.assert_array_equal, result, expected)
     assert len(np.unique(result[0].rows.priorities.leaves)) > 4  # not what new rows get
     if mode == "chunks":
@@ -435,13 +499,14 @@ class Model:
 
     size: int
     num_envs: int
-    n_step: int
+    window: int
+    kind: str = "n_step"
     written: int = 0
     times: dict[int, int] = dataclasses.field(default_factory=dict)  # from slots to the time rows in them
     priorities: dict[int, float] = dataclasses.field(default_factory=dict)  # of indices that may start a window
 
     def may_start(self, slot: int) -> bool:
-        return slot in self.times and self.times[slot] <= self.written - self.n_step
+        return slot in self.times and self.times[slot] <= self.written - self.window
 
     def add(self, count: int) -> None:
         largest = max(self.priorities.values(), default=0) or 1.0
@@ -475,16 +540,17 @@ class Model:
         """One that the priorities allow."""
         sample = jax.tree.map(np.asarray, sample)
         total, count = sum(self.priorities.values()), len(sample.indices)
-        assert np.all(sample.mask == (total > 0))
-        assert sample.mask.shape == (self.n_step, count)
+        shape = (self.window, count)
+        mask = expected_mask(sample.experience["id"]) if self.kind == "length" else np.ones(shape, bool)
+        np.testing.assert_array_equal(sample.mask, mask & np.full(shape, total > 0))
         if not total:
             np.testing.assert_array_equal(sample.weights, np.zeros(count))
             return
         for place, index in enumerate(sample.indices.tolist()):
             assert self.priorities[index] > 0
             time, env = self.times[index // self.num_envs], index % self.num_envs
-            assert time + self.n_step <= self.written
-            np.testing.assert_array_equal(sample.experience["id"][:, place], 10 * (time + np.arange(self.n_step)) + env)
+            assert time + self.window <= self.written
+            np.testing.assert_array_equal(sample.experience["id"][:, place], 10 * (time + np.arange(self.window)) + env)
             before = sum(priority for other, priority in self.priorities.items() if other < index)
             assert before <= (place + 1 + 1e-3) * total / count  # the part of the mass that is this draw's
             assert before + self.priorities[index] >= (place - 1e-3) * total / count
@@ -508,15 +574,26 @@ OPERATION = st.one_of(
 
 
 @STORAGES
-@pytest.mark.parametrize(("size", "num_envs", "n_step"), [(4, 2, 1), (5, 1, 2), (3, 1, 3), (9, 2, 3)])
+@pytest.mark.parametrize(
+    ("size", "num_envs", "window", "kind"),
+    [
+        (4, 2, 1, "n_step"),
+        (5, 1, 2, "n_step"),
+        (3, 1, 3, "n_step"),
+        (9, 2, 3, "n_step"),
+        (9, 2, 4, "length"),
+        (5, 1, 5, "length"),
+        (7, 1, 3, "across"),
+    ],
+)
 def test_any_sequence_of_calls_does_what_a_plain_model_does(
-    size: int, num_envs: int, n_step: int, storage: str
+    size: int, num_envs: int, window: int, kind: str, storage: str
 ) -> None:
     @hypothesis.settings(max_examples=12, deadline=None, derandomize=True, database=None)
     @hypothesis.given(st.lists(OPERATION, min_size=3, max_size=12))
     def check(operations: list[tuple[Any, ...]]) -> None:
-        buffer = buffer_of(size, num_envs, n_step, storage, batch_size=6)
-        model, state = Model(size, num_envs, n_step), buffer.thaw(buffer.init(example(num_envs)))
+        buffer = buffer_of(size, num_envs, window, storage, 6, kind)
+        model, state = Model(size, num_envs, window, kind), buffer.thaw(buffer.init(example(num_envs)))
         for name, *arguments in operations:
             if name == "add":
                 count = min(arguments[0], size)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from tests.replay.episodes import expected_mask, is_cut_off, terminates
 
 from rollax import InputError, replay
 from rollax.agents import Rollout
@@ -32,14 +33,6 @@ class Row:
     id: jax.Array  # int32 [T, N], 10 times the time row plus the environment
     terminated: jax.Array
     truncated: jax.Array
-
-
-def terminates(time: Any, env: Any) -> Any:
-    return (3 * time + 2 * env) % 7 == 0
-
-
-def is_cut_off(time: Any, env: Any) -> Any:
-    return (time + env) % 5 == 4  # with some rows that terminate too
 
 
 def rows(first: int, count: int, num_envs: int = 1) -> Row:
@@ -66,17 +59,6 @@ def held(state: ReplayState) -> list[int]:
     cursor, count = int(state.positions.cursor), int(state.positions.filled)
     content = np.asarray(state.rows.id[...])
     return [int(content[(cursor - count + index) % size, 0]) // 10 for index in range(count)]
-
-
-def expected_mask(ids: np.ndarray) -> np.ndarray:
-    """True up to and including the first row of each window that ended an episode, row by row."""
-    mask = np.zeros(ids.shape, bool)
-    for window in range(ids.shape[1]):
-        for step, row in enumerate(ids[:, window]):
-            mask[step, window] = True
-            if terminates(row // 10, row % 10) or is_cut_off(row // 10, row % 10):
-                break
-    return mask
 
 
 def draws(buffer: Buffer, state: ReplayState) -> tuple[np.ndarray, np.ndarray]:
@@ -323,7 +305,7 @@ def test_rows_without_the_flags_that_a_mask_needs(missing: str) -> None:
     part = dataclasses.make_dataclass("Part", fields)
     jax.tree_util.register_dataclass(part, data_fields=fields, meta_fields=[])
     row = part(*(jnp.zeros(2, jnp.bool_) for _ in fields))
-    message = r"replay\.sequence needs rows with `terminated` and `truncated`, .* or set replay\.cross_episodes = true"
+    message = r"replay\.length needs rows with `terminated` and `truncated`, .* or set replay\.cross_episodes = true"
     for rows_without in (row, {"terminated": jnp.zeros(2, jnp.bool_)}):
         with pytest.raises(InputError, match=message):
             replay.sequence(capacity=8, batch_size=4, length=2).init(rows_without)
