@@ -58,6 +58,7 @@ class ReplayConfig:
     # L, successive rows per sample of kind "sequence"; above 1, those of kind "prioritised" are such sequences too.
     length: int = 1
     cross_episodes: bool = False  # whether a sample of sequences goes on behind the end of an episode
+    min_size: int = 0  # rows over all parallel environments of a seed that are stored before anything is learnt
     storage: Literal["array", "ref"] = "array"  # what rows are kept in; the samples are the same
 
     @property
@@ -298,6 +299,7 @@ def _check_ranges(config: ExperimentConfig) -> None:
         device["replay.batch_size"] = (replay.batch_size, 1)
         device["replay.n_step"] = (replay.n_step, 1)
         device["replay.length"] = (replay.length, 1)
+        device["replay.min_size"] = (replay.min_size, 0)
     host = {
         "train.total_env_steps": (train.total_env_steps, 1),
         "evaluation.every": (evaluation.every, 0),
@@ -333,6 +335,11 @@ def _check_replay(replay: ReplayConfig, train: TrainConfig) -> None:
         raise InputError(
             f"replay.capacity = {replay.capacity} cannot hold one iteration of train.num_envs = {train.num_envs} "
             f"times train.num_steps = {train.num_steps} rows: give {train.num_envs * train.num_steps} or more."
+        )
+    if replay.min_size > replay.capacity:
+        raise InputError(
+            f"replay.min_size = {replay.min_size} rows are never stored in a buffer of replay.capacity = "
+            f"{replay.capacity}: make min_size smaller or capacity larger."
         )
     sequences = replay.samples == "sequences"
     kind = f"replay.kind = {replay.kind!r}"

@@ -44,7 +44,7 @@ class Buffer:
         sample: `(state, key, importance_exponent=None) -> Sample`; it is not data before `can_sample` holds.
         set_priorities: `(state, indices, priorities, priority_exponent=1.0) -> state`; the identity where there are
             none.
-        can_sample: `(state) -> bool []`, of the positions alone.
+        can_sample: `(state) -> bool []`, of the positions alone, so without the seed axis that rows have under vmap.
         thaw: `(state) -> state` with a `jax.Ref` in place of each array of rows and priorities, for writes in place;
             the identity for the array storage. Such states pass through `replay.scan` and `replay.jit`.
         freeze: `(state) -> state`, the reverse of `thaw`, in the function that thawed or outside of any.

@@ -29,6 +29,7 @@ class _Settings:
     batch_size: int  # windows per sample
     window: int  # rows per window
     window_name: str  # what the user calls it
+    min_size: int  # rows, over all environments, before anything may be drawn
 
 
 @jax.tree_util.register_dataclass
@@ -41,7 +42,7 @@ class PrioritisedRows:
     priorities: SumTree
 
 
-def uniform(capacity: int, batch_size: int, n_step: int = 1, storage: str = "array") -> Buffer:
+def uniform(capacity: int, batch_size: int, n_step: int = 1, storage: str = "array", min_size: int = 0) -> Buffer:
     """Returns a ring buffer that samples windows of `n_step` consecutive rows uniformly, with replacement.
 
     A window never starts in an environment's newest `n_step - 1` rows. Windows may cross the end of an episode: a row
@@ -53,15 +54,21 @@ def uniform(capacity: int, batch_size: int, n_step: int = 1, storage: str = "arr
         n_step: Rows per window.
         storage: "array", immutable arrays, to be donated to the jitted function that writes; or "ref", which `thaw`
             makes writable in place. Both give bit-equal samples.
+        min_size: Rows over all N environments that must be held before `can_sample` holds; in any case a window must.
 
     Raises:
-        InputError: A size is below 1, a window does not fit, or the storage is unknown.
+        InputError: A size is below 1, a window or `min_size` does not fit, or the storage is unknown.
     """
-    return _ring(_Settings(capacity, batch_size, n_step, "n_step"), storage, _all_rows)
+    return _ring(_Settings(capacity, batch_size, n_step, "n_step", min_size), storage, _all_rows)
 
 
 def sequence(
-    capacity: int, batch_size: int, length: int, cross_episodes: bool = False, storage: str = "array"
+    capacity: int,
+    batch_size: int,
+    length: int,
+    cross_episodes: bool = False,
+    storage: str = "array",
+    min_size: int = 0,
 ) -> Buffer:
     """Returns a ring buffer that samples windows of `length` consecutive rows uniformly, with replacement.
 
@@ -75,12 +82,13 @@ def sequence(
         cross_episodes: Whether a window goes on behind the end of an episode. If not, `mask` is False from the first
             row of the next episode on. If so, `mask` is True everywhere and the learner resets memory at `is_first`.
         storage: As of `uniform`.
+        min_size: As of `uniform`.
 
     Raises:
-        InputError: A size is below 1, a window does not fit, or the storage is unknown; from `init`, rows have no
-            `terminated` and `truncated`.
+        InputError: A size is below 1, a window or `min_size` does not fit, or the storage is unknown; from `init`, rows
+            have no `terminated` and `truncated`.
     """
-    return _ring(_Settings(capacity, batch_size, length, "length"), storage, _mask_of(cross_episodes))
+    return _ring(_Settings(capacity, batch_size, length, "length", min_size), storage, _mask_of(cross_episodes))
 
 
 def prioritised(
@@ -90,6 +98,7 @@ def prioritised(
     storage: str = "array",
     length: int | None = None,
     cross_episodes: bool = False,
+    min_size: int = 0,
 ) -> Buffer:
     """Returns a ring buffer that samples windows in proportion to their priority, with replacement.
 
@@ -116,19 +125,21 @@ def prioritised(
         storage: As of `uniform`; priorities are stored the same way as rows.
         length: Rows per window, L, in place of `n_step`; None: windows of `n_step` rows.
         cross_episodes: As of `sequence`, whose mask windows of `length` rows have.
+        min_size: As of `uniform`.
 
     Raises:
-        InputError: A size is below 1, a window does not fit, the storage is unknown, both `n_step` and `length` are
-            set, or `cross_episodes` without `length`; from `init`, rows have no `terminated` and `truncated`.
+        InputError: A size is below 1, a window or `min_size` does not fit, the storage is unknown, both `n_step` and
+            `length` are set, or `cross_episodes` without `length`; from `init`, rows have no `terminated` and
+            `truncated`.
     """
     if length is None:
-        settings, mask = _Settings(capacity, batch_size, n_step, "n_step"), _all_rows
+        settings, mask = _Settings(capacity, batch_size, n_step, "n_step", min_size), _all_rows
         if cross_episodes is not False:
             raise InputError(
                 f"replay.cross_episodes = {cross_episodes!r} has no use without replay.length: set length too."
             )
     else:
-        settings, mask = _Settings(capacity, batch_size, length, "length"), _mask_of(cross_episodes)
+        settings, mask = _Settings(capacity, batch_size, length, "length", min_size), _mask_of(cross_episodes)
         if n_step != 1:
             raise InputError(f"replay.n_step = {n_step!r} has no use with replay.length = {length!r}: set one of them.")
     return dataclasses.replace(
@@ -148,20 +159,19 @@ def _mask_of(cross_episodes: bool) -> Mask:
 
 def _ring(settings: _Settings, kind: str, mask: Mask) -> Buffer:
     sizes = (
-        ("capacity", settings.capacity),
-        ("batch_size", settings.batch_size),
-        (settings.window_name, settings.window),
+        ("capacity", settings.capacity, 1),
+        ("batch_size", settings.batch_size, 1),
+        (settings.window_name, settings.window, 1),
+        ("min_size", settings.min_size, 0),
     )
-    for name, value in sizes:
+    for name, value, least in sizes:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise InputError(f"replay.{name} = {value!r} must be a whole number.")
-        if value < 1:
-            raise InputError(f"replay.{name} = {value} must be at least 1.")
-    if settings.window > settings.capacity:
-        raise InputError(
-            f"replay.{settings.window_name} = {settings.window} must not be above replay.capacity = "
-            f"{settings.capacity}."
-        )
+        if value < least:
+            raise InputError(f"replay.{name} = {value} must be at least {least}.")
+    for name, value in ((settings.window_name, settings.window), ("min_size", settings.min_size)):
+        if value > settings.capacity:
+            raise InputError(f"replay.{name} = {value} must not be above replay.capacity = {settings.capacity}.")
     if settings.capacity > np.iinfo(np.int32).max:
         raise InputError(f"replay.capacity = {settings.capacity} must be below 2**31: indices are 32 bits wide.")
     if kind not in STORAGES:
@@ -195,7 +205,7 @@ def _init(settings: _Settings, mask: Mask, example: PyTree) -> ReplayState:
         )
     jax.eval_shape(mask, jax.tree.map(lambda leaf: leaf[None], example))
     rows = jax.tree.map(lambda leaf: jnp.zeros((size, *jnp.shape(leaf)), jnp.asarray(leaf).dtype), example)
-    return ReplayState(rows, positions.start())
+    return ReplayState(rows, positions.start(num_envs))
 
 
 def _add(settings: _Settings, state: ReplayState, rows: PyTree) -> ReplayState:
@@ -261,7 +271,7 @@ def _keep_priorities(
 
 
 def _can_sample(settings: _Settings, state: ReplayState) -> jax.Array:
-    return positions.starts(state.positions, settings.window) > 0
+    return positions.ready(state.positions, settings.window, settings.min_size)
 
 
 def _thaw(state: ReplayState) -> ReplayState:

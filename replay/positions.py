@@ -19,16 +19,18 @@ class Positions:
 
     cursor: jax.Array  # int32 [], the time row that the next write starts at
     filled: jax.Array  # int32 [], time rows that hold data
+    num_envs: int = dataclasses.field(default=1, metadata={"static": True})  # N, rows of one time row
 
 
-def start() -> Positions:
-    """Returns the counters of an empty ring."""
-    return Positions(cursor=jnp.zeros((), jnp.int32), filled=jnp.zeros((), jnp.int32))
+def start(num_envs: int) -> Positions:
+    """Returns the counters of an empty ring whose time rows are of `num_envs` environments."""
+    return Positions(cursor=jnp.zeros((), jnp.int32), filled=jnp.zeros((), jnp.int32), num_envs=num_envs)
 
 
 def advance(positions: Positions, count: int, size: int) -> Positions:
     """Returns the counters after `count` time rows were written to a ring of `size` of them."""
-    return Positions(
+    return dataclasses.replace(
+        positions,
         cursor=(positions.cursor + count) % size,
         filled=jnp.minimum(positions.filled, size - count) + count,
     )
@@ -42,6 +44,11 @@ def written(positions: Positions, count: int, size: int) -> jax.Array:
 def starts(positions: Positions, window: int) -> jax.Array:
     """Returns how many time rows have at least `window - 1` newer ones, int32 `[]`."""
     return jnp.maximum(positions.filled - (window - 1), 0)
+
+
+def ready(positions: Positions, window: int, min_size: int) -> jax.Array:
+    """Returns whether `min_size` rows are held, over all environments, and a window may be drawn, bool `[]`."""
+    return (starts(positions, window) > 0) & (positions.filled >= -(-min_size // positions.num_envs))
 
 
 def sampled(positions: Positions, key: jax.Array, count: int, window: int, size: int, num_envs: int) -> jax.Array:

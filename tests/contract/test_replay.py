@@ -43,6 +43,14 @@ def test_priorities_are_set_once_the_learner_learns(job: Job) -> None:
     assert 0.1 < np.median(drawn[:, :8]) / np.median(metrics["td_error"]) < 10.0
 
 
+def test_nothing_is_learnt_before_min_size_rows_are_stored() -> None:
+    config = get_job("transition").config
+    assert config.replay is not None
+    job = Job(dataclasses.replace(config, replay=dataclasses.replace(config.replay, min_size=20)))
+    _, metrics = job.run(job.start(), 4)  # eight rows each
+    np.testing.assert_array_equal(np.isnan(metrics["td_error"]), [[True, True, False, False]] * SEEDS)
+
+
 @only("prioritised")
 def test_priorities_of_a_failed_seed_stay_numbers(job: Job) -> None:
     state, _ = job.run(job.start(), 3)

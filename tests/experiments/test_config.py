@@ -308,6 +308,11 @@ def test_check_does_not_change_its_argument() -> None:
             {"replay": {"capacity": 512, "batch_size": 1, "kind": "prioritised", "length": 129}},
             ["replay.length = 129", "128"],
         ),
+        ({"replay": {"capacity": 512, "batch_size": 1, "min_size": -1}}, ["replay.min_size = -1", "0 or more"]),
+        (
+            {"replay": {"capacity": 512, "batch_size": 1, "min_size": 513}},
+            ["replay.min_size = 513", "replay.capacity = 512", "smaller"],
+        ),
         ({"replay": {"capacity": 513, "batch_size": 1}}, ["replay.capacity = 513", "num_envs = 4", "516"]),
         ({"replay": {"capacity": 508, "batch_size": 1}}, ["replay.capacity = 508", "512"]),
         ({"replay": {"capacity": 512, "batch_size": 1, "kind": "unifrom"}}, ["replay.kind", "'uniform'"]),

@@ -42,15 +42,21 @@ def buffer_of(
     storage: str = "array",
     batch_size: int = 32,
     kind: str = "n_step",
+    min_size: int = 0,
 ) -> Buffer:
     """One buffer for all tests that need such a one. Capacity is per environment.
 
     Its windows are of kind "n_step"; or have a length and end with the episode, "length", or go on, "across".
     """
     if kind == "n_step":
-        return replay.prioritised(capacity * num_envs, batch_size, window, storage)
+        return replay.prioritised(capacity * num_envs, batch_size, window, storage, min_size=min_size)
     return replay.prioritised(
-        capacity * num_envs, batch_size, storage=storage, length=window, cross_episodes=kind == "across"
+        capacity * num_envs,
+        batch_size,
+        storage=storage,
+        length=window,
+        cross_episodes=kind == "across",
+        min_size=min_size,
     )
 
 
@@ -501,9 +507,13 @@ class Model:
     num_envs: int
     window: int
     kind: str = "n_step"
+    min_size: int = 0
     written: int = 0
     times: dict[int, int] = dataclasses.field(default_factory=dict)  # from slots to the time rows in them
     priorities: dict[int, float] = dataclasses.field(default_factory=dict)  # of indices that may start a window
+
+    def ready(self) -> bool:
+        return any(map(self.may_start, self.times)) and len(self.times) * self.num_envs >= self.min_size
 
     def may_start(self, slot: int) -> bool:
         return slot in self.times and self.times[slot] <= self.written - self.window
@@ -575,25 +585,25 @@ OPERATION = st.one_of(
 
 @STORAGES
 @pytest.mark.parametrize(
-    ("size", "num_envs", "window", "kind"),
+    ("size", "num_envs", "window", "kind", "min_size"),
     [
-        (4, 2, 1, "n_step"),
-        (5, 1, 2, "n_step"),
-        (3, 1, 3, "n_step"),
-        (9, 2, 3, "n_step"),
-        (9, 2, 4, "length"),
-        (5, 1, 5, "length"),
-        (7, 1, 3, "across"),
+        (4, 2, 1, "n_step", 0),
+        (5, 1, 2, "n_step", 0),
+        (3, 1, 3, "n_step", 0),
+        (9, 2, 3, "n_step", 7),
+        (9, 2, 4, "length", 9),
+        (5, 1, 5, "length", 0),
+        (7, 1, 3, "across", 7),
     ],
 )
 def test_any_sequence_of_calls_does_what_a_plain_model_does(
-    size: int, num_envs: int, window: int, kind: str, storage: str
+    size: int, num_envs: int, window: int, kind: str, min_size: int, storage: str
 ) -> None:
     @hypothesis.settings(max_examples=12, deadline=None, derandomize=True, database=None)
     @hypothesis.given(st.lists(OPERATION, min_size=3, max_size=12))
     def check(operations: list[tuple[Any, ...]]) -> None:
-        buffer = buffer_of(size, num_envs, window, storage, 6, kind)
-        model, state = Model(size, num_envs, window, kind), buffer.thaw(buffer.init(example(num_envs)))
+        buffer = buffer_of(size, num_envs, window, storage, 6, kind, min_size)
+        model, state = Model(size, num_envs, window, kind, min_size), buffer.thaw(buffer.init(example(num_envs)))
         for name, *arguments in operations:
             if name == "add":
                 count = min(arguments[0], size)
@@ -610,6 +620,7 @@ def test_any_sequence_of_calls_does_what_a_plain_model_does(
                 state = compiled(buffer, "set_priorities")(state, *shaped, arguments[2])
                 model.set_priorities(indices, arguments[1], arguments[2])
             model.check(state)
+            assert bool(buffer.can_sample(state)) == model.ready()
         final = compiled(buffer, "sample")(state, jax.random.key(0), 1.0)
         model.check_sample(final, 1.0)
 

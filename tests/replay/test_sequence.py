@@ -327,15 +327,16 @@ class Case:
     window: int
     num_envs: int
     storage: str
+    min_size: int = 0
 
 
 @functools.cache
 def compiled(case: Case) -> tuple[Buffer, Callable[..., Any], Callable[..., Any]]:
-    capacity = SIZE * case.num_envs
+    capacity, options = SIZE * case.num_envs, {"storage": case.storage, "min_size": case.min_size}
     if case.kind == "uniform":
-        buffer = replay.uniform(capacity, BATCH_SIZE, n_step=case.window, storage=case.storage)
+        buffer = replay.uniform(capacity, BATCH_SIZE, n_step=case.window, **options)
     else:
-        buffer = replay.sequence(capacity, BATCH_SIZE, length=case.window, storage=case.storage)
+        buffer = replay.sequence(capacity, BATCH_SIZE, length=case.window, **options)
     jit = replay.jit if case.storage == "ref" else jax.jit
     return buffer, jit(buffer.add), jit(buffer.sample)
 
@@ -355,6 +356,9 @@ class Model:
     def starts(self) -> set[int]:
         times = self.times[: max(0, len(self.times) - self.case.window + 1)]
         return {10 * time + env for time in times for env in range(self.case.num_envs)}
+
+    def ready(self) -> bool:
+        return bool(self.starts()) and len(self.times) * self.case.num_envs >= self.case.min_size
 
     def mask(self, ids: np.ndarray) -> np.ndarray:
         return np.ones(ids.shape, bool) if self.case.kind == "uniform" else expected_mask(ids)
@@ -379,12 +383,13 @@ SAMPLE = st.integers(min_value=0, max_value=1000).map(lambda seed: ("sample", se
 @given(
     buffer=st.sampled_from(BUFFERS),
     num_envs=st.sampled_from([1, 2]),
+    min_size=st.sampled_from([0, 3, 5]),
     operations=st.lists(st.one_of(ADD, SAMPLE), min_size=4, max_size=12),
 )
 def test_any_adds_and_samples_are_those_of_a_list(
-    buffer: tuple[str, int], num_envs: int, operations: list[int | tuple[str, int]]
+    buffer: tuple[str, int], num_envs: int, min_size: int, operations: list[int | tuple[str, int]]
 ) -> None:
-    cases = [Case(*buffer, num_envs, storage) for storage in ("array", "ref")]
+    cases = [Case(*buffer, num_envs, storage, min_size) for storage in ("array", "ref")]
     model = Model(cases[0])
     states = [compiled(case)[0].thaw(compiled(case)[0].init(example(num_envs))) for case in cases]
     for operation in operations:
@@ -404,6 +409,6 @@ def test_any_adds_and_samples_are_those_of_a_list(
             model.add(operation)
         for case, state in zip(cases, states, strict=True):
             assert held(state) == model.times
-            assert bool(compiled(case)[0].can_sample(state)) == bool(model.starts())
+            assert bool(compiled(case)[0].can_sample(state)) == model.ready()
     frozen = [compiled(case)[0].freeze(state) for case, state in zip(cases, states, strict=True)]
     jax.tree.map(np.testing.assert_array_equal, *frozen)

@@ -151,6 +151,40 @@ def test_can_sample_is_exact(n_step: int, first: int, transform: Transform) -> N
 
 
 @MAYBE_JIT
+@pytest.mark.parametrize(
+    ("min_size", "n_step", "first"),
+    [(0, 1, 1), (1, 1, 1), (2, 1, 1), (3, 1, 2), (9, 1, 5), (10, 1, 5), (16, 1, 8), (6, 4, 4), (9, 4, 5)],
+)
+def test_can_sample_waits_for_min_size_rows_over_all_environments(
+    min_size: int, n_step: int, first: int, transform: Transform
+) -> None:
+    buffer = replay.uniform(capacity=8 * N, batch_size=4, n_step=n_step, min_size=min_size)
+    can_sample, add, state = transform(buffer.can_sample), jax.jit(buffer.add), buffer.init(example())
+    for written in range(12):
+        assert bool(can_sample(state)) == (written >= first), written
+        state = add(state, rows(written, 1))
+    # Also where rows have a seed axis: the positions alone say it.
+    wide = dataclasses.replace(state, rows=jax.tree.map(lambda leaf: jnp.stack([leaf] * 8), state.rows))
+    assert can_sample(wide).shape == ()
+    axes = ReplayState(rows=0, positions=None)
+    assert jax.vmap(buffer.can_sample, in_axes=(axes,), out_axes=None)(wide)
+
+
+@pytest.mark.parametrize("make", [replay.uniform, functools.partial(replay.sequence, length=2), replay.prioritised])
+@pytest.mark.parametrize(
+    ("min_size", "message"),
+    [
+        (17, r"replay\.min_size = 17 must not be above replay\.capacity = 16"),
+        (-1, r"replay\.min_size = -1 must be at least 0"),
+        (2.0, r"replay\.min_size = 2\.0 must be a whole number"),
+    ],
+)
+def test_a_min_size_that_cannot_work(make: Callable[..., Buffer], min_size: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(16, 4, min_size=min_size)
+
+
+@MAYBE_JIT
 def test_a_sample(transform: Transform) -> None:
     buffer = replay.uniform(capacity=8 * N, batch_size=64, n_step=3)
     state = filled(buffer, [5, 6])
