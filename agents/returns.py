@@ -147,3 +147,42 @@ def n_step(
 def at_last(windows: PyTree, last: jax.Array) -> PyTree:
     """Returns the rows at `last`, int32 `[B]`, of windows with leaves `[n, B, ...]`: leaves `[B, ...]`."""
     return jax.tree.map(lambda leaf: leaf[last, jnp.arange(last.shape[0])], windows)
+
+
+def n_step_returns(
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: jax.Array | float,
+    n: int,
+    mask: jax.Array | None = None,
+) -> jax.Array:
+    """The n-step return of each of T successive steps (Watkins 1989; Sutton and Barto 2018, chapter 7).
+
+        G_t = sum_{k<m} gamma^k r_{t+k} + gamma^m * (1 - terminated_{t+m-1}) * V(s'_{t+m-1})
+
+    where m is n, or fewer where the episode or the T steps end before.
+
+    Args:
+        reward: float `[T, N]`.
+        next_value: V(s'_t) of the true successor, float `[T, N]`.
+        terminated: bool `[T, N]`.
+        truncated: bool `[T, N]`.
+        discount: gamma, a scalar.
+        n: Steps until the value, at least 1.
+        mask: bool `[T, N]`, which steps there are: the first ones, such as `Sample.mask`; None: all.
+
+    Returns:
+        float `[T, N]`, 0 where the mask is False.
+    """
+    chex.assert_equal_shape([reward, next_value, terminated, truncated])
+    steps = reward.shape[0]
+
+    def windows(leaf: jax.Array) -> jax.Array:
+        padded = jnp.concatenate([leaf, jnp.zeros((n - 1, *leaf.shape[1:]), leaf.dtype)])
+        return jnp.stack([padded[k : k + steps] for k in range(n)]).reshape(n, -1)
+
+    there = windows(jnp.ones(reward.shape, jnp.bool_) if mask is None else mask)
+    folded = n_step(windows(reward), windows(terminated), windows(truncated), discount, there)
+    return (folded.reward + folded.discount * at_last(windows(next_value), folded.last)).reshape(reward.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import rlax
 
-from rollax.agents.returns import at_last, n_step
+from rollax.agents.returns import at_last, n_step, n_step_returns
 
 MAYBE_JIT = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -102,3 +103,47 @@ def test_the_discount_has_a_gradient() -> None:
         return (folded.reward + folded.discount * 5.0)[0]
 
     np.testing.assert_allclose(jax.grad(total)(jnp.float32(0.9)), 1 + 2 * 0.9 + 15 * 0.81, rtol=1e-5)
+
+
+# The returns of each of successive steps.
+
+
+@MAYBE_JIT
+@pytest.mark.parametrize(
+    ("end", "n", "expected"),
+    [
+        (None, 1, [5, 9, 17, 33, 65]),
+        (None, 2, [5.5, 9.5, 17.5, 33.5, 65]),  # the last step has but one
+        (None, 3, [5.75, 9.75, 17.75, 33.5, 65]),
+        (None, 9, [5.9375, 9.875, 17.75, 33.5, 65]),
+        ("truncated", 3, [5.75, 9.5, 17, 33.5, 65]),
+        ("terminated", 3, [1.75, 1.5, 1, 33.5, 65]),
+        ("masked", 3, [5.75, 9.5, 17, 0, 0]),
+    ],
+)
+def test_returns_of_five_steps_by_hand(end: str | None, n: int, expected: list[float], transform: Transform) -> None:
+    cut, never = jnp.arange(5)[:, None] == 2, jnp.zeros((5, 1), jnp.bool_)
+    total = transform(functools.partial(n_step_returns, n=n))(
+        jnp.ones((5, 1)),
+        jnp.array([8.0, 16, 32, 64, 128])[:, None],
+        cut if end == "terminated" else never,
+        cut if end == "truncated" else never,
+        0.5,
+        mask=jnp.arange(5)[:, None] <= 2 if end == "masked" else None,
+    )
+    np.testing.assert_allclose(total[:, 0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 3, 12, 20])
+def test_returns_against_rlax_where_nothing_is_truncated(n: int) -> None:
+    random = np.random.default_rng(2)
+    steps, num_envs = 12, 5
+    reward, value = random.normal(size=(2, steps, num_envs)).astype(np.float32)
+    terminated = random.random((steps, num_envs)) < 0.2
+    never = jnp.zeros((steps, num_envs), jnp.bool_)
+    ours = n_step_returns(jnp.asarray(reward), jnp.asarray(value), jnp.asarray(terminated), never, 0.9, n)
+    discounts = jnp.asarray(0.9 * (1.0 - terminated), jnp.float32)
+    theirs = jax.vmap(functools.partial(rlax.n_step_bootstrapped_returns, n=n), in_axes=1, out_axes=1)(
+        jnp.asarray(reward), discounts, jnp.asarray(value)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
