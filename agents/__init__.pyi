@@ -4,6 +4,7 @@ from . import networks as networks
 from . import normalisation as normalisation
 from . import ppo as ppo
 from . import pqn as pqn
+from . import r2d2 as r2d2
 from . import returns as returns
 from .base import Agent as Agent
 from .base import Decision as Decision

@@ -17,6 +17,7 @@ from rollax.importing import import_object, is_import_path
 AGENTS: dict[str, str] = {
     "pqn": "Parallelised Q-network, Q(lambda) without replay (Gallici et al. 2025)",
     "ppo": "Proximal policy optimisation (Schulman et al. 2017)",
+    "r2d2": "Recurrent replay distributed DQN (Kapturowski et al. 2019)",
 }
 """Each shipped algorithm, a module of `rollax.agents`, and what it is."""
 

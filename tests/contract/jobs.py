@@ -1,4 +1,4 @@
-"""The jobs that the promises are tested on: the three toys and PPO, each compiled once for all tests of a process."""
+"""The jobs that the promises are tested on: toys and shipped agents, each compiled once for all tests of a process."""
 
 from __future__ import annotations
 
@@ -84,16 +84,19 @@ CONFIGS: dict[str, Callable[[], experiments.ExperimentConfig]] = {
         replay=experiments.ReplayConfig(capacity=256, batch_size=16, kind="sequence", length=3, storage="ref"),
         env_kwargs={"hidden": True},
     ),
-    "windows": lambda: make_config(
-        f"{TOYS}/sequence_agent.py:make",
+    "recurrent": lambda: make_config(f"{TOYS}/recurrent_agent.py:make", BEACON, 8, 8, env_kwargs={"hidden": True}),
+    "r2d2": lambda: make_config(
+        "r2d2",
         BEACON,
         4,
         2,
         train={"updates_per_iteration": 3},
-        replay=experiments.ReplayConfig(capacity=256, batch_size=16, kind="prioritised", length=3),
+        settings={"hidden_sizes": (8,), "memory_size": 8, "n_step": 2, "burn_in": 1, "epsilon_end": 0.3},
+        replay=experiments.ReplayConfig(
+            capacity=256, batch_size=16, kind="prioritised", length=3, cross_episodes=True, storage="ref"
+        ),
         env_kwargs={"hidden": True},
     ),
-    "recurrent": lambda: make_config(f"{TOYS}/recurrent_agent.py:make", BEACON, 8, 8, env_kwargs={"hidden": True}),
     "ppo": lambda: make_config(
         "ppo",
         "CartPole-v1",
@@ -110,7 +113,7 @@ def only(*names: str) -> pytest.MarkDecorator:
 
 
 toys = only("rollout", "transition", "prioritised", "sequence", "recurrent")
-replaying = only("transition", "prioritised", "sequence")
+replaying = only("transition", "prioritised", "sequence", "r2d2")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests.contract.jobs import SEEDS, Job, differences, get_job, only
 from rollax import InputError, experiments, replay
 
 
-@pytest.mark.parametrize("name", ["transition", "prioritised", "windows"])
+@pytest.mark.parametrize("name", ["transition", "prioritised", "r2d2"])
 def test_both_storages_train_bit_for_bit_alike(name: str) -> None:
     job = get_job(name)
     settings = job.config.replay

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollax.agents import ppo
+from rollax.agents import ppo, resolve
 from rollax.errors import InputError
 from rollax.experiments import config as configs
 from rollax.experiments.config import (
@@ -88,7 +88,9 @@ def test_shipped_config_loads_and_fits_its_agent(name: str) -> None:
     config = load(name)
     assert config.name == name
     assert name.split("_")[0] == config.train.agent
-    ppo.check(config.agent, config.train.num_steps, config.train.num_envs)
+    check = resolve(config.train.agent).check
+    assert check is not None
+    check(config.agent, config.train.num_steps, config.train.num_envs)
 
 
 def test_contract_values_of_ppo_cartpole() -> None:
