@@ -18,8 +18,8 @@ from rollax.importing import import_object, is_import_path
 MEMORIES = ("none", "gru", "lstm", "linear", "transformer")
 
 
-class TorsoConfig(Protocol):
-    """The fields of an agent's config that say what its torso is."""
+class NetworkConfig(Protocol):
+    """The fields of an agent's config that say what its network of the newest observation is."""
 
     @property
     def torso(self) -> str:
@@ -40,6 +40,10 @@ class TorsoConfig(Protocol):
     @property
     def compute_dtype(self) -> str:
         """What they compute in; memory computes in float32."""
+
+
+class TorsoConfig(NetworkConfig, Protocol):
+    """The fields of an agent's config that say what its torso is."""
 
     @property
     def memory(self) -> str:
@@ -62,9 +66,14 @@ class TorsoConfig(Protocol):
         """Attention heads of a transformer."""
 
 
+def check_network(config: NetworkConfig) -> None:
+    """Raises InputError where the numbers of a config make no network."""
+    require(min(config.hidden_sizes, default=1) >= 1, "agent.hidden_sizes", config.hidden_sizes, "must be at least 1")
+
+
 def check(config: TorsoConfig) -> None:
     """Raises InputError where the numbers of a config make no torso."""
-    require(min(config.hidden_sizes, default=1) >= 1, "agent.hidden_sizes", config.hidden_sizes, "must be at least 1")
+    check_network(config)
     kind = config.memory
     if kind not in MEMORIES:
         raise InputError(f"agent.memory = {kind!r} is no known memory: {nearest(kind, MEMORIES)}")
@@ -78,10 +87,10 @@ def check(config: TorsoConfig) -> None:
     )
 
 
-def make(config: TorsoConfig, observation_space: PyTree) -> Torso:
-    """Returns the torso that a config asks for.
+def make_network(config: NetworkConfig, observation_space: PyTree) -> Torso:
+    """Returns the network of a config as a torso, without the memory that the config may ask for on top of it.
 
-    Its network is that of `networks.make_torso`, or one of one's own: `package.module:NAME` or `file.py:NAME` is called
+    It is that of `networks.make_torso`, or one of one's own: `package.module:NAME` or `file.py:NAME` is called
     with the observation space and returns an object with `init(key, observation)` and `apply(params, observation)`, or
     with `init`, `init_memory(N)` and `step(params, memory, observation) -> (memory, features)`. Such a step need not
     know of episodes: its memory is made anew where one starts. They get the observation as it is.
@@ -90,18 +99,26 @@ def make(config: TorsoConfig, observation_space: PyTree) -> Torso:
         InputError: There is no such torso, or it does not fit the observations.
     """
     if is_import_path(config.torso):
-        network = _own(config.torso, observation_space)
-    else:
-        network = memory.feed_forward(
-            networks.make_torso(
-                config.torso,
-                observation_space,
-                config.hidden_sizes,
-                config.activation,
-                config.compute_dtype,
-                config.layer_norm,
-            )
+        return _own(config.torso, observation_space)
+    return memory.feed_forward(
+        networks.make_torso(
+            config.torso,
+            observation_space,
+            config.hidden_sizes,
+            config.activation,
+            config.compute_dtype,
+            config.layer_norm,
         )
+    )
+
+
+def make(config: TorsoConfig, observation_space: PyTree) -> Torso:
+    """Returns the torso that a config asks for: the network of `make_network`, and any memory on top of it.
+
+    Raises:
+        InputError: There is no such torso, or it does not fit the observations.
+    """
+    network = make_network(config, observation_space)
     if config.memory == "none":
         return network
     size = config.memory_size
