@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +79,22 @@ class Rollout:
     def rows(self) -> Rollout:
         """Returns the `[T, N]` fields alone, which is what replay stores."""
         return dataclasses.replace(self, first_memory=(), last=None)
+
+
+class Replayed(Protocol):
+    """What `update` takes of a sample of replay (`rollax.replay.Sample`): B windows of n rows."""
+
+    @property
+    def experience(self) -> Rollout:
+        """The `[T, N]` fields of a rollout, leaves `[n, B, ...]`."""
+
+    @property
+    def weights(self) -> jax.Array:
+        """Importance weights, float32 `[B]`."""
+
+    @property
+    def mask(self) -> jax.Array:
+        """Rows that may be learnt from, bool `[n, B]`."""
 
 
 @jax.tree_util.register_dataclass

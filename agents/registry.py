@@ -16,6 +16,7 @@ from rollax.importing import import_object, is_import_path
 
 AGENTS: dict[str, str] = {
     "pqn": "Parallelised Q-network, Q(lambda) without replay (Gallici et al. 2025)",
+    "dqn": "Deep Q-learning and its family up to Rainbow: Double, Dueling, C51, QR-DQN, IQN, noisy, Munchausen",
     "ppo": "Proximal policy optimisation (Schulman et al. 2017)",
     "r2d2": "Recurrent replay distributed DQN (Kapturowski et al. 2019)",
 }

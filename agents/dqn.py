@@ -1,0 +1,393 @@
+"""Deep Q-learning (Mnih et al. 2015) and what followed up to Rainbow (Hessel et al. 2018), each part a config field.
+
+Double, dueling, noisy, distributional (C51, QR-DQN, IQN) and Munchausen Q-learning are fields of `[agent]`; prioritised
+replay and n-step returns are those of `[replay]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rollax.agents import action_values, exploration, networks, optimisers, returns, torsos, value_learning
+from rollax.agents.action_values import Returns, Target
+from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Rollout, Update, hyperparameters_of, require
+from rollax.agents.memory import Torso
+from rollax.envs import spaces
+from rollax.envs.base import PyTree, TimeStep
+from rollax.errors import InputError
+
+PRIORITY_FLOOR = 1e-6
+"""Added to every priority, so that no row is lost for good."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What DQN can be told. The floats are hyperparameters: they live in the state and may be traced."""
+
+    learning_rate: float = 5e-4
+    """Step size of Adam at the start."""
+    learning_rate_schedule: str = "constant"
+    """How the learning rate falls over `horizon`: constant, linear or cosine."""
+    horizon: float = 0.0
+    """Updates until the schedule has ended; 0: the whole run, and no end in a loop of one's own."""
+    discount: float = 0.99
+    """gamma, per environment step."""
+    epsilon_start: float = 1.0
+    """Share of random actions at the start."""
+    epsilon_end: float = 0.05
+    """Share of random actions from `epsilon_steps` on."""
+    epsilon_steps: float = 20_000.0
+    """Environment steps over which that share falls linearly."""
+    double: bool = False
+    """Whether the online network chooses the action that the target network values (Double DQN)."""
+    dueling: bool = False
+    """Whether the head has a stream for the state's value beside that of the advantages."""
+    noisy: bool = False
+    """Whether the head's layers are noisy, which explores by itself: `epsilon_start` and `epsilon_end` may be 0."""
+    noisy_scale: float = 0.5
+    """Scale of that noise at the start, over the square root of a layer's inputs."""
+    munchausen: bool = False
+    """Whether the target is soft and the policy's log-probability is added to the reward (Munchausen DQN)."""
+    munchausen_scale: float = 0.9
+    """alpha, weight of the added log-probability."""
+    munchausen_temperature: float = 0.03
+    """tau, temperature of the policy, in units of value."""
+    munchausen_floor: float = -1.0
+    """l_0, where the added log-probability, times tau, is cut off."""
+    distribution: str = "none"
+    """What is learnt of returns: none (the mean alone), categorical (C51), quantile (QR-DQN) or implicit (IQN)."""
+    num_atoms: int = 51
+    """Atoms of a categorical distribution."""
+    value_min: float = 0.0
+    """Return of its lowest atom."""
+    value_max: float = 100.0
+    """Return of its highest atom."""
+    num_quantiles: int = 32
+    """Quantiles of a quantile distribution."""
+    num_taus: int = 32
+    """Random quantiles drawn of an implicit distribution at a time."""
+    huber: bool = True
+    """Whether errors beyond `huber_threshold` count linearly; if not, all count by their square, or those of quantiles
+    linearly. A categorical distribution has another loss."""
+    huber_threshold: float = 1.0
+    """kappa, in units of value."""
+    target_period: int = 1
+    """Updates from one step of the target network to the next."""
+    target_rate: float = 0.005
+    """Share of the way to the online network that each step of the target network goes; 1 copies it."""
+    max_grad_norm: float = 10.0
+    """Global norm at which gradients are clipped."""
+    adam_epsilon: float = 1e-5
+    """Epsilon of Adam."""
+    priority_exponent: float = 0.6
+    """Power of the error that a row is drawn with, of prioritised replay."""
+    importance_exponent: float = 0.4
+    """beta, how far the loss is corrected for that, of prioritised replay."""
+    torso: str = "mlp"
+    """Network below the head: mlp, cnn, or package.module:NAME or file.py:NAME of one's own."""
+    hidden_sizes: tuple[int, ...] = (128, 128)
+    """Widths of the torso's hidden layers."""
+    stream_sizes: tuple[int, ...] = ()
+    """Widths of the hidden layers of the head, in each of its streams where it is dueling; noisy where it is noisy."""
+    activation: str = "relu"
+    """Activation between layers: tanh, relu, gelu, silu or elu."""
+    compute_dtype: str = "float32"
+    """What the torso computes in: float32 or bfloat16."""
+
+
+def check(config: Config, num_steps: int, num_envs: int) -> None:
+    """Raises InputError where the config cannot train."""
+
+    def need(condition: bool, name: str, remedy: str) -> None:
+        require(condition, f"agent.{name}", getattr(config, name), remedy)
+
+    for name in ("learning_rate", "max_grad_norm", "adam_epsilon", "huber_threshold", "munchausen_temperature"):
+        need(getattr(config, name) > 0, name, "must be above 0")
+    for name in ("discount", "epsilon_start", "epsilon_end", "importance_exponent"):
+        need(0 <= getattr(config, name) <= 1, name, "must be between 0 and 1")
+    for name in ("horizon", "epsilon_steps", "noisy_scale", "munchausen_scale", "priority_exponent"):
+        need(getattr(config, name) >= 0, name, "must not be negative")
+    need(config.munchausen_floor <= 0, "munchausen_floor", "must not be above 0")
+    need(0 < config.target_rate <= 1, "target_rate", "must be above 0 and at most 1")
+    need(config.target_period >= 1, "target_period", "must be at least 1")
+    need(config.value_min < config.value_max, "value_min", f"must be below agent.value_max = {config.value_max}")
+    optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")
+    torsos.check_network(config)
+    action_values.check(config)
+    need(
+        not (config.double and config.munchausen),
+        "double",
+        "has no use with agent.munchausen, whose target chooses no action: remove one of the two",
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Params:
+    """Everything that gradients change."""
+
+    torso: PyTree
+    head: PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The whole state of a DQN agent."""
+
+    params: Params
+    target_params: Params
+    opt_state: optax.OptState
+    hyperparameters: Hyperparameters  # float32 scalars
+    updates: jax.Array  # int32 [], batches learnt from
+    env_steps: jax.Array  # int32 [], environment steps observed
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """What acting once in N environments draws."""
+
+    exploration: exploration.Noise  # leaves [N, ...]
+    head: action_values.Noise  # leaves [N, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The static pieces of one agent."""
+
+    config: Config
+    observation_space: PyTree
+    num_actions: int
+    torso: Torso
+    head: action_values.Head
+
+    def returns(
+        self, params: Params, observation: PyTree, noise: action_values.Noise | None, hyper: Hyperparameters
+    ) -> Returns:
+        """The distributions of returns of all actions at observations, leaves `[B, ...]`."""
+        batch = jax.tree.leaves(observation)[0].shape[0]
+        _, features = self.torso.step(params.torso, (), observation, jnp.zeros((batch,), jnp.bool_))
+        return self.head.returns(params.head, features, noise, hyper)
+
+    def optimiser(self, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
+        """Adam with clipping, without its learning rate."""
+        return optimisers.clipped_adam(hyperparameters["max_grad_norm"], hyperparameters["adam_epsilon"])
+
+
+def make(observation_space: PyTree, action_space: spaces.Space, config: Config = Config()) -> Agent:
+    """Returns a DQN agent.
+
+    Args:
+        observation_space: A PyTree of spaces.
+        action_space: `Discrete`.
+        config: What DQN can be told.
+
+    Raises:
+        InputError: The action space is another, or the torso has a memory or does not fit the observations.
+    """
+    parts = make_parts(observation_space, action_space, config)
+    return Agent(
+        init=functools.partial(init, parts),
+        init_memory=lambda num_envs: (),
+        noise=functools.partial(noise, parts),
+        act_with=functools.partial(act_with, parts),
+        observe=observe,
+        update=functools.partial(update, parts),
+        consumes="transitions",
+    )
+
+
+def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Config) -> Parts:
+    """Returns the static pieces of the agent that `make` returns; arguments and errors are the same."""
+    spaces.leaves(observation_space)
+    if not isinstance(action_space, spaces.Discrete):
+        raise InputError(
+            f"action space {action_space!r} does not fit train.agent = 'dqn', which acts in Discrete spaces; choose "
+            "another environment or agent."
+        )
+    networks.get_activation(config.activation)
+    torso = torsos.make_network(config, observation_space)
+    if torso.has_memory:
+        raise InputError(
+            f"agent.torso = {config.torso!r} has a memory, which train.agent = 'dqn' does not keep in replay: use "
+            "train.agent = 'r2d2', or a torso with init and apply."
+        )
+    num_features = torsos.num_features(torso, observation_space)
+    return Parts(
+        config=config,
+        observation_space=observation_space,
+        num_actions=action_space.n,
+        torso=torso,
+        head=action_values.make(config, num_features, action_space.n),
+    )
+
+
+def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None = None) -> State:
+    """Returns a fresh agent; `hyperparameters` replaces numbers of the config."""
+    key_torso, key_head = jax.random.split(key)
+    hyper = hyperparameters_of(parts.config, hyperparameters)
+    batch = jax.tree.map(lambda leaf: leaf[None], spaces.zeros(parts.observation_space))
+    params = Params(parts.torso.init(key_torso, batch), parts.head.init(key_head, hyper))
+    return State(
+        params=params,
+        target_params=params,
+        opt_state=parts.optimiser(hyper).init(params),
+        hyperparameters=hyper,
+        updates=jnp.zeros((), jnp.int32),
+        env_steps=jnp.zeros((), jnp.int32),
+    )
+
+
+def noise(parts: Parts, key: jax.Array, num_envs: int) -> Noise:
+    """Draws what acting once in `num_envs` environments needs."""
+    key_exploration, key_head = jax.random.split(key)
+    return Noise(exploration.noise(key_exploration, num_envs, parts.num_actions), parts.head.noise(key_head, num_envs))
+
+
+def act_with(
+    parts: Parts, state: State, memory: tuple[()], timestep: TimeStep, noise: Noise | None, explore: bool = True
+) -> tuple[tuple[()], Decision]:
+    """Takes the best legal actions, but for a share epsilon of random ones where `explore` is True."""
+    hyper = state.hyperparameters
+    drawn = noise if explore else None
+    values = parts.returns(state.params, timestep.observation, drawn and drawn.head, hyper).values
+    action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon(state), drawn and drawn.exploration)
+    return memory, Decision(action, {})
+
+
+def epsilon(state: State) -> jax.Array:
+    """Returns the share of random actions now, float32 []."""
+    hyper = state.hyperparameters
+    return exploration.linear_epsilon(
+        state.env_steps, hyper["epsilon_start"], hyper["epsilon_end"], hyper["epsilon_steps"]
+    )
+
+
+def observe(state: State, rollout: Rollout) -> State:
+    """Counts the environment steps."""
+    return dataclasses.replace(state, env_steps=state.env_steps + rollout.reward.size)
+
+
+def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple[State, Update]:
+    """Learns from one sample of windows `[n, B]`: one step on the loss, then one of the target network's."""
+    config, hyper = parts.config, state.hyperparameters
+    key_target, key_online = jax.random.split(key)
+    target = make_target(parts, state, batch, key_target)
+    gradients, learnt = jax.grad(functools.partial(loss, parts), has_aux=True)(
+        state.params, hyper, batch, target, key_online
+    )
+    fall = optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")
+    learning_rate = hyper["learning_rate"] * fall(optimisers.progress(state.updates, hyper["horizon"]))
+    params, opt_state = optimisers.descend(
+        parts.optimiser(hyper), gradients, state.opt_state, state.params, learning_rate
+    )
+    updates = state.updates + 1
+    target_params = optimisers.follow(state.target_params, params, updates, config.target_period, hyper["target_rate"])
+    error = jnp.abs(learnt.td_error) if config.distribution == "none" else learnt.losses
+    # NaN leaves a priority as it is.
+    priorities = jnp.where(batch.mask[0], error + PRIORITY_FLOOR, jnp.nan)
+    metrics = {
+        "loss": jnp.mean(learnt.losses),
+        "td_error": jnp.mean(jnp.abs(learnt.td_error)),
+        "q_value": jnp.mean(learnt.values),
+        "epsilon": epsilon(state),
+        "gradient_norm": optax.tree.norm(gradients),
+        "learning_rate": learning_rate,
+    }
+    state = dataclasses.replace(state, params=params, target_params=target_params, opt_state=opt_state, updates=updates)
+    return state, Update(metrics, priorities)
+
+
+def make_target(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> Target:
+    """Returns what the returns of the actions taken first in the windows `[n, B]` are fitted to.
+
+    Each window ends at its episode's end and bootstraps from the true successor of its last row, unless that row
+    terminated; illegal actions there count for nothing.
+    """
+    config, hyper, rows = parts.config, state.hyperparameters, batch.experience
+    folded = returns.n_step(rows.reward, rows.terminated, rows.truncated, hyper["discount"], batch.mask)
+    successor, mask = returns.at_last((rows.final_observation, rows.final_action_mask), folded.last)
+    key_successor, key_other = jax.random.split(key)
+
+    def of(params: Params, observation: PyTree, key: jax.Array) -> Returns:
+        return parts.returns(params, observation, parts.head.noise(key, batch.weights.shape[0], shared=True), hyper)
+
+    following = of(state.target_params, successor, key_successor)
+    if config.munchausen:
+        before = of(state.target_params, first(rows.observation), key_other)
+        return soft_target(folded, before.values, rows.action[0], first(rows.action_mask), following, mask, hyper)
+    values = of(state.params, successor, key_other).values if config.double else following.values
+    selector = exploration.legal(values, mask)
+    weights = value_learning.chosen(following.log_weights, jnp.argmax(selector, axis=-1))
+    return Target(value_learning.q_target(folded, following.atoms, selector), jnp.exp(weights))
+
+
+def soft_target(
+    folded: returns.NStep,
+    values: jax.Array,
+    action: jax.Array,
+    mask: jax.Array | None,
+    following: Returns,
+    next_mask: jax.Array | None,
+    hyper: Hyperparameters,
+) -> Target:
+    """Returns the target of Munchausen Q-learning, a mixture over the successor's actions: A * K atoms.
+
+    Args:
+        folded: The windows' returns.
+        values: Q(s, .) of the target network, float32 `[B, A]`.
+        action: Those taken at s, int `[B]`.
+        mask: Legal actions at s, bool `[B, A]`; None: all are.
+        following: Of the target network at the successors.
+        next_mask: Legal actions at the successors.
+        hyper: The agent's numbers.
+    """
+    temperature = hyper["munchausen_temperature"]
+    log_policy = value_learning.log_policy(values, temperature, mask)
+    next_log_policy = value_learning.log_policy(following.values, temperature, next_mask)
+    atoms = value_learning.munchausen_target(
+        folded,
+        value_learning.chosen(log_policy, action),
+        following.atoms,
+        next_log_policy,
+        hyper["munchausen_scale"],
+        temperature,
+        hyper["munchausen_floor"],
+    )
+    weights = jnp.exp(next_log_policy[..., None] + following.log_weights)
+    return Target(atoms.reshape(action.shape[0], -1), weights.reshape(action.shape[0], -1))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Learnt:
+    """What the loss was made of."""
+
+    losses: jax.Array  # float32 [B], of each window, unweighted
+    td_error: jax.Array  # float32 [B], mean of the target minus that of the prediction
+    values: jax.Array  # float32 [B], Q(s, a) of the actions taken
+
+
+def loss(
+    parts: Parts, params: Params, hyper: Hyperparameters, batch: Replayed, target: Target, key: jax.Array
+) -> tuple[jax.Array, Learnt]:
+    """The mean over the batch of each window's loss, times its importance weight; masked windows weigh 0."""
+    rows, size = batch.experience, batch.weights.shape[0]
+    action = rows.action[0]
+    predicted = parts.returns(params, first(rows.observation), parts.head.noise(key, size, shared=True), hyper)
+    losses = parts.head.loss(predicted, action, target, hyper)
+    values = value_learning.chosen(predicted.values, action)
+    return jnp.mean(batch.weights * batch.mask[0] * losses), Learnt(losses, target.value - values, values)
+
+
+def first(rows: PyTree) -> PyTree:
+    """Returns the first rows `[B, ...]` of windows with leaves `[n, B, ...]`."""
+    return jax.tree.map(lambda leaf: leaf[0], rows)
