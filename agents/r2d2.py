@@ -164,7 +164,9 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
     """Returns an R2D2 agent.
 
     It learns from replayed windows: `replay.prioritised(length=...)`, or `replay.sequence`. It acts with a memory,
-    which it puts into the extras of each row as it was before the row, so that a window may start at any of them.
+    which it puts into the extras of each row as it was before the row, so that a window may start at any of them. That
+    is the cost of a row beside its observations: `memory_size` floats for each layer of `memory="gru"` or `"linear"`,
+    twice as many for `"lstm"`, and `memory_window` times as many for `"transformer"`.
 
     Args:
         observation_space: A PyTree of spaces.
@@ -230,15 +232,18 @@ def act_with(
     explore: bool = True,
 ) -> tuple[PyTree, Decision]:
     """Takes the best legal actions, but where it explores random ones with probability epsilon."""
-    hyper, before = state.hyperparameters, memory
+    before = memory
     memory, features = parts.torso.step(state.params.torso, memory, timestep.observation, timestep.is_first)
-    epsilon = exploration.linear_epsilon(
-        state.env_steps, hyper["epsilon_start"], hyper["epsilon_end"], hyper["epsilon_steps"]
-    )
     action = exploration.epsilon_greedy(
-        parts.values(state.params, features), timestep.action_mask, epsilon, noise if explore else None
+        parts.values(state.params, features), timestep.action_mask, epsilon(state), noise if explore else None
     )
     return memory, Decision(action, {"memory": before})
+
+
+def epsilon(state: State) -> jax.Array:
+    """Returns the share of random actions now, float32 `[]`."""
+    start, end, duration = (state.hyperparameters[f"epsilon_{name}"] for name in ("start", "end", "steps"))
+    return exploration.linear_epsilon(state.env_steps, start, end, duration)
 
 
 def observe(state: State, rollout: Rollout) -> State:
@@ -255,7 +260,7 @@ def update(parts: Parts, state: State, batch: Any, key: jax.Array) -> tuple[Stat
     hyper, config = state.hyperparameters, parts.config
     windows = prepare(parts, state, batch)
     _, following = parts.unroll(state.target_params, windows.target_memory, windows.rows)
-    gradients, (td_error, values) = jax.grad(functools.partial(loss, parts), has_aux=True)(
+    (total, (td_error, values)), gradients = jax.value_and_grad(functools.partial(loss, parts), has_aux=True)(
         state.params, hyper, windows, following
     )
     factor = optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")
@@ -275,8 +280,10 @@ def update(parts: Parts, state: State, batch: Any, key: jax.Array) -> tuple[Stat
     )
     count = jnp.maximum(jnp.sum(windows.mask), 1)
     metrics = {
+        "loss": total,
         "td_error": jnp.sum(jnp.abs(td_error)) / count,
-        "value": jnp.sum(jnp.where(windows.mask, values, 0.0)) / count,
+        "q_value": jnp.sum(jnp.where(windows.mask, values, 0.0)) / count,
+        "epsilon": epsilon(state),
         "gradient_norm": optax.tree.norm(gradients),
         "learning_rate": learning_rate,
     }
@@ -341,7 +348,7 @@ def loss(
         target = value_learning.signed_hyperbolic(target)
     value = chosen(values, rows.action)
     td_error = jnp.where(mask, lax.stop_gradient(target) - value, 0.0)
-    total = 0.5 * jnp.sum(windows.weights * jnp.square(td_error)) / jnp.maximum(jnp.sum(mask), 1)
+    total = 0.5 * jnp.sum(windows.weights[None] * jnp.square(td_error)) / jnp.maximum(jnp.sum(mask), 1)
     return total, (td_error, value)
 
 

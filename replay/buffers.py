@@ -132,8 +132,9 @@ def prioritised(
             `length` are set, or `cross_episodes` without `length`; from `init`, rows have no `terminated` and
             `truncated`.
     """
+    mask: Mask = _all_rows
     if length is None:
-        settings, mask = _Settings(capacity, batch_size, n_step, "n_step", min_size), _all_rows
+        settings = _Settings(capacity, batch_size, n_step, "n_step", min_size)
         if cross_episodes is not False:
             raise InputError(
                 f"replay.cross_episodes = {cross_episodes!r} has no use without replay.length: set length too."
@@ -344,7 +345,7 @@ def _sample_prioritised(
         experience=experience,
         indices=indices,
         weights=importance_weights(priorities, importance_exponent),
-        mask=mask(experience) & (priorities > 0),
+        mask=mask(experience) & (priorities > 0)[None],
     )
 
 
