@@ -98,6 +98,8 @@ class Config:
     """Widths of the hidden layers of the head, in each of its streams where it is dueling; noisy where it is noisy."""
     activation: str = "relu"
     """Activation between layers: tanh, relu, gelu, silu or elu."""
+    layer_norm: bool = False
+    """Whether each layer of the torso is normalised before its activation."""
     compute_dtype: str = "float32"
     """What the torso computes in: float32 or bfloat16."""
 
@@ -208,11 +210,7 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
 def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Config) -> Parts:
     """Returns the static pieces of the agent that `make` returns; arguments and errors are the same."""
     spaces.leaves(observation_space)
-    if not isinstance(action_space, spaces.Discrete):
-        raise InputError(
-            f"action space {action_space!r} does not fit train.agent = 'dqn', which acts in Discrete spaces; choose "
-            "another environment or agent."
-        )
+    num_actions = exploration.num_actions(action_space, "dqn")
     networks.get_activation(config.activation)
     torso = torsos.make_network(config, observation_space)
     if torso.has_memory:
@@ -224,9 +222,9 @@ def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Co
     return Parts(
         config=config,
         observation_space=observation_space,
-        num_actions=action_space.n,
+        num_actions=num_actions,
         torso=torso,
-        head=action_values.make(config, num_features, action_space.n),
+        head=action_values.make(config, num_features, num_actions),
     )
 
 
@@ -259,16 +257,9 @@ def act_with(
     hyper = state.hyperparameters
     drawn = noise if explore else None
     values = parts.returns(state.params, timestep.observation, drawn and drawn.head, hyper).values
-    action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon(state), drawn and drawn.exploration)
+    epsilon = exploration.epsilon(hyper, state.env_steps)
+    action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon, drawn and drawn.exploration)
     return memory, Decision(action, {})
-
-
-def epsilon(state: State) -> jax.Array:
-    """Returns the share of random actions now, float32 []."""
-    hyper = state.hyperparameters
-    return exploration.linear_epsilon(
-        state.env_steps, hyper["epsilon_start"], hyper["epsilon_end"], hyper["epsilon_steps"]
-    )
 
 
 def observe(state: State, rollout: Rollout) -> State:
@@ -284,8 +275,7 @@ def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple
     gradients, learnt = jax.grad(functools.partial(loss, parts), has_aux=True)(
         state.params, hyper, batch, target, key_online
     )
-    fall = optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")
-    learning_rate = hyper["learning_rate"] * fall(optimisers.progress(state.updates, hyper["horizon"]))
+    learning_rate = optimisers.learning_rate(config.learning_rate_schedule, hyper, state.updates)
     params, opt_state = optimisers.descend(
         parts.optimiser(hyper), gradients, state.opt_state, state.params, learning_rate
     )
@@ -298,7 +288,7 @@ def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple
         "loss": jnp.mean(learnt.losses),
         "td_error": jnp.mean(jnp.abs(learnt.td_error)),
         "q_value": jnp.mean(learnt.values),
-        "epsilon": epsilon(state),
+        "epsilon": exploration.epsilon(hyper, state.env_steps),
         "gradient_norm": optax.tree.norm(gradients),
         "learning_rate": learning_rate,
     }

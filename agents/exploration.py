@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from rollax.agents.base import Hyperparameters
 from rollax.envs import spaces
 from rollax.errors import InputError
 
@@ -68,6 +69,10 @@ def epsilon_greedy(
     return jnp.argmax(legal(values, mask), axis=-1).astype(jnp.int32)
 
 
-def linear_epsilon(env_steps: jax.Array, start: jax.Array, end: jax.Array, duration: jax.Array) -> jax.Array:
-    """Returns epsilon after `env_steps` environment steps: from `start` to `end` over `duration` steps, then `end`."""
+def epsilon(hyperparameters: Hyperparameters, env_steps: jax.Array) -> jax.Array:
+    """Returns the share of random actions after `env_steps` environment steps.
+
+    It goes from `epsilon_start` to `epsilon_end` over `epsilon_steps`, three of the agent's numbers, and stays there.
+    """
+    start, end, duration = (hyperparameters[f"epsilon_{name}"] for name in ("start", "end", "steps"))
     return start + (end - start) * jnp.clip(env_steps / jnp.maximum(duration, 1.0), 0.0, 1.0)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rollax.agents.base import Hyperparameters
 from rollax.errors import InputError, nearest
 
 SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -36,6 +37,18 @@ def schedule(name: str, field: str) -> Callable[[jax.Array], jax.Array]:
 def progress(updates: jax.Array, horizon: jax.Array) -> jax.Array:
     """Returns the share of `horizon` updates that `updates` is, clipped to [0, 1]; 0 where the horizon is 0."""
     return jnp.where(horizon > 0, jnp.clip(updates / jnp.maximum(horizon, 1.0), 0.0, 1.0), 0.0)
+
+
+def learning_rate(name: str, hyperparameters: Hyperparameters, updates: jax.Array) -> jax.Array:
+    """Returns the learning rate of an update: `learning_rate` times its schedule over `horizon`, both hyperparameters.
+
+    Args:
+        name: The schedule, `agent.learning_rate_schedule`.
+        hyperparameters: The agent's numbers.
+        updates: Updates done before.
+    """
+    factor = schedule(name, "agent.learning_rate_schedule")(progress(updates, hyperparameters["horizon"]))
+    return hyperparameters["learning_rate"] * factor
 
 
 def clipped_adam(max_grad_norm: jax.Array | float, epsilon: jax.Array | float) -> optax.GradientTransformation:

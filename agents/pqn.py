@@ -175,16 +175,9 @@ def act_with(
     """Takes the best legal actions, but a share epsilon of them at random where `explore` is True."""
     memory, features = parts.torso.step(state.params.torso, memory, timestep.observation, timestep.is_first)
     values = parts.value_layer.apply(state.params.value, features)
-    action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon(state), noise if explore else None)
+    epsilon = exploration.epsilon(state.hyperparameters, state.env_steps)
+    action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon, noise if explore else None)
     return memory, Decision(action, {})
-
-
-def epsilon(state: State) -> jax.Array:
-    """Returns the share of random actions now."""
-    hyper = state.hyperparameters
-    return exploration.linear_epsilon(
-        state.env_steps, hyper["epsilon_start"], hyper["epsilon_end"], hyper["epsilon_steps"]
-    )
 
 
 def update(parts: Parts, state: State, rollout: Rollout, key: jax.Array) -> tuple[State, Update]:
@@ -194,10 +187,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: jax.Array) -> tupl
     """
     config, hyper = parts.config, state.hyperparameters
     memory, batch = prepare(parts, state, rollout)
-    progress = optimisers.progress(state.updates, hyper["horizon"])
-    rate = hyper["learning_rate"] * optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")(
-        progress
-    )
+    rate = optimisers.learning_rate(config.learning_rate_schedule, hyper, state.updates)
     optimiser = optimisers.clipped_radam(hyper["max_grad_norm"])
 
     def learn(carry: Any, memory: PyTree, minibatch: Batch) -> tuple[Any, Any]:
@@ -209,8 +199,12 @@ def update(parts: Parts, state: State, rollout: Rollout, key: jax.Array) -> tupl
     (params, opt_state), metrics = minibatches.passes(
         learn, (state.params, state.opt_state), memory, batch, key, config.num_epochs, config.num_minibatches
     )
-    state = dataclasses.replace(state, params=params, opt_state=opt_state, updates=state.updates + 1)
-    return state, Update({**jax.tree.map(jnp.mean, metrics), "learning_rate": rate, "epsilon": epsilon(state)})
+    metrics = {
+        **jax.tree.map(jnp.mean, metrics),
+        "learning_rate": rate,
+        "epsilon": exploration.epsilon(hyper, state.env_steps),
+    }
+    return dataclasses.replace(state, params=params, opt_state=opt_state, updates=state.updates + 1), Update(metrics)
 
 
 def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[PyTree, Batch]:

@@ -17,7 +17,6 @@ from rollax.agents.base import Agent, Decision, Hyperparameters, Rollout, Update
 from rollax.agents.memory import Torso
 from rollax.envs import spaces
 from rollax.envs.base import PyTree, TimeStep
-from rollax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +75,8 @@ class Config:
     """Widths of the torso's hidden layers."""
     activation: str = "relu"
     """Activation between layers: tanh, relu, gelu, silu or elu."""
+    layer_norm: bool = False
+    """Whether each layer's outputs are normalised before the activation."""
     compute_dtype: str = "float32"
     """What the torso computes in: float32 or bfloat16."""
     dueling: bool = True
@@ -191,12 +192,7 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
 def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Config) -> Parts:
     """Returns the static pieces of the agent that `make` returns; arguments and errors are the same."""
     spaces.leaves(observation_space)
-    if not isinstance(action_space, spaces.Discrete):
-        raise InputError(
-            f"action space {action_space!r} does not fit train.agent = 'r2d2', which acts in Discrete spaces; choose "
-            "another environment or agent."
-        )
-    num_actions = int(action_space.n)
+    num_actions = exploration.num_actions(action_space, "r2d2")
     return Parts(
         config=config,
         observation_space=observation_space,
@@ -234,16 +230,9 @@ def act_with(
     """Takes the best legal actions, but where it explores random ones with probability epsilon."""
     before = memory
     memory, features = parts.torso.step(state.params.torso, memory, timestep.observation, timestep.is_first)
-    action = exploration.epsilon_greedy(
-        parts.values(state.params, features), timestep.action_mask, epsilon(state), noise if explore else None
-    )
+    values, epsilon = parts.values(state.params, features), exploration.epsilon(state.hyperparameters, state.env_steps)
+    action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon, noise if explore else None)
     return memory, Decision(action, {"memory": before})
-
-
-def epsilon(state: State) -> jax.Array:
-    """Returns the share of random actions now, float32 `[]`."""
-    start, end, duration = (state.hyperparameters[f"epsilon_{name}"] for name in ("start", "end", "steps"))
-    return exploration.linear_epsilon(state.env_steps, start, end, duration)
 
 
 def observe(state: State, rollout: Rollout) -> State:
@@ -263,8 +252,7 @@ def update(parts: Parts, state: State, batch: Any, key: jax.Array) -> tuple[Stat
     (total, (td_error, values)), gradients = jax.value_and_grad(functools.partial(loss, parts), has_aux=True)(
         state.params, hyper, windows, following
     )
-    factor = optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")
-    learning_rate = hyper["learning_rate"] * factor(optimisers.progress(state.updates, hyper["horizon"]))
+    learning_rate = optimisers.learning_rate(config.learning_rate_schedule, hyper, state.updates)
     params, opt_state = optimisers.descend(
         parts.optimiser(hyper), gradients, state.opt_state, state.params, learning_rate
     )
@@ -283,7 +271,7 @@ def update(parts: Parts, state: State, batch: Any, key: jax.Array) -> tuple[Stat
         "loss": total,
         "td_error": jnp.sum(jnp.abs(td_error)) / count,
         "q_value": jnp.sum(jnp.where(windows.mask, values, 0.0)) / count,
-        "epsilon": epsilon(state),
+        "epsilon": exploration.epsilon(hyper, state.env_steps),
         "gradient_norm": optax.tree.norm(gradients),
         "learning_rate": learning_rate,
     }

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rollax import envs, experiments, replay
-from rollax.agents import Agent, Rollout, dqn, hyperparameters_of
+from rollax.agents import Agent, Rollout, dqn, exploration, hyperparameters_of
 from rollax.agents.action_values import DISTRIBUTIONS
 from rollax.envs.spaces import Box, Discrete
 
@@ -325,7 +325,7 @@ def test_the_share_of_random_actions() -> None:
     best = int(agent.act(state, (), timestep_of(observation[:1]), jax.random.key(0), explore=False)[1].action[0])
     for env_steps, share in ((0, 0.8), (50, 0.5), (100, 0.2), (10**6, 0.2)):
         state = dataclasses.replace(state, env_steps=jnp.int32(env_steps))
-        np.testing.assert_allclose(dqn.epsilon(state), share, rtol=1e-6)
+        np.testing.assert_allclose(exploration.epsilon(state.hyperparameters, state.env_steps), share, rtol=1e-6)
         frequencies = np.bincount(act(state, jax.random.key(env_steps)), minlength=A) / 20_000
         expected = np.full(A, share / A)
         expected[best] += 1 - share

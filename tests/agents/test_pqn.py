@@ -15,7 +15,7 @@ import pytest
 import rlax
 
 from rollax import InputError, envs
-from rollax.agents import Rollout, exploration, pqn
+from rollax.agents import Rollout, exploration, hyperparameters_of, pqn
 from rollax.agents.returns import lambda_return
 from rollax.envs.spaces import Box, Discrete
 
@@ -78,12 +78,11 @@ def test_epsilon_is_the_share_of_random_actions_and_they_are_legal_and_uniform()
 
 
 def test_epsilon_falls_over_its_steps() -> None:
-    agent = pqn.make(Box(-1, 1, (2,)), Discrete(2), pqn.Config(epsilon_start=0.9, epsilon_end=0.1, epsilon_steps=200))
-    state = agent.init(jax.random.key(0))
+    numbers = hyperparameters_of(pqn.Config(epsilon_start=0.9, epsilon_end=0.1, epsilon_steps=200))
     for env_steps, expected in ((0, 0.9), (50, 0.7), (200, 0.1), (900, 0.1)):
-        now = dataclasses.replace(state, env_steps=jnp.asarray(env_steps))
-        np.testing.assert_allclose(pqn.epsilon(now), expected, rtol=1e-6)
-    np.testing.assert_allclose(exploration.linear_epsilon(jnp.zeros((), jnp.int32), 0.5, 0.1, 0.0), 0.5)
+        np.testing.assert_allclose(exploration.epsilon(numbers, jnp.asarray(env_steps)), expected, rtol=1e-6)
+    at_once = {**numbers, "epsilon_steps": jnp.float32(0)}
+    np.testing.assert_allclose(exploration.epsilon(at_once, jnp.asarray([0, 1])), [0.9, 0.1], rtol=1e-6)
 
 
 # Targets and updates, with Q(s, .) = [2 s, 1 - s].
