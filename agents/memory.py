@@ -156,7 +156,8 @@ def from_flax(module: nn.Module, init_memory: Callable[[int], PyTree]) -> Torso:
         num_envs = features.shape[0]
         return module.init(key, init_memory(num_envs), features[None], jnp.ones((1, num_envs), jnp.bool_))
 
-    return Torso(init, init_memory, module.apply)
+    apply: Any = module.apply
+    return Torso(init, init_memory, apply)
 
 
 def _checked(features: Any, batch: int) -> jax.Array:
@@ -168,7 +169,8 @@ def _checked(features: Any, batch: int) -> jax.Array:
 
 
 def _alike(a: PyTree, b: PyTree) -> bool:
-    if jax.tree.structure(a) != jax.tree.structure(b):
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (a, b)]
+    if structures[0] != structures[1]:
         return False
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(jnp.shape(x) == jnp.shape(y) and jnp.result_type(x) == jnp.result_type(y) for x, y in pairs)

@@ -397,6 +397,7 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[Any, Batch]:
     observation = parts.normalise(state, rollout.observation)
     final_observation = parts.normalise(state, rollout.final_observation)
     features, value, next_value = parts.forward(params, memory, observation, rollout.is_first, final_observation)
+    assert next_value is not None
     log_prob = parts.policy(params, features, rollout.action_mask).log_prob(rollout.extras["sample"])
     reward = rollout.reward
     if state.return_statistics is not None:
