@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rollax.agents.base import require
+from rollax.agents.base import Rollout, require
 from rollax.agents.memory import Torso
 from rollax.envs.base import PyTree
+from rollax.errors import InputError
 
 
 def check(num_epochs: int, num_minibatches: int, num_steps: int, num_envs: int, memory: str) -> None:
@@ -30,6 +31,22 @@ def check(num_epochs: int, num_minibatches: int, num_steps: int, num_envs: int, 
         num_minibatches,
         f"must divide train.num_envs = {num_envs}: with a memory, minibatches split environments, not time",
     )
+
+
+def first_memory(torso: Torso, rollout: Rollout, init_memory: Callable[[int], PyTree]) -> PyTree:
+    """Returns the agent's memory before a rollout; where the torso has none, a fresh one, of which nothing is read.
+
+    Raises:
+        InputError: The torso has a memory and the rollout does not tell it.
+    """
+    if not torso.has_memory:
+        return init_memory(1)
+    if not jax.tree.leaves(rollout.first_memory):
+        raise InputError(
+            "the rollout has no first_memory, which an agent with a memory learns from: give Rollout.stack the memory "
+            "that the agent had before the first row."
+        )
+    return rollout.first_memory
 
 
 def sequences(torso: Torso, batch: PyTree) -> PyTree:

@@ -393,7 +393,7 @@ def scheduled(config: Config, state: State) -> Hyperparameters:
 def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[Any, Batch]:
     """Returns `Memory.torsos` before each sequence, and log-probs, advantages and targets, from one forward pass."""
     hyper, params = state.hyperparameters, state.params
-    memory = (rollout.first_memory if parts.torso.has_memory else init_memory(parts, 1)).torsos
+    memory = minibatches.first_memory(parts.torso, rollout, functools.partial(init_memory, parts)).torsos
     observation = parts.normalise(state, rollout.observation)
     final_observation = parts.normalise(state, rollout.final_observation)
     features, value, next_value = parts.forward(params, memory, observation, rollout.is_first, final_observation)

@@ -210,7 +210,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: jax.Array) -> tupl
 def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[PyTree, Batch]:
     """Returns the memory before each sequence, and the rollout with its targets, from one forward pass."""
     params, hyper = state.params, state.hyperparameters
-    memory = rollout.first_memory if parts.torso.has_memory else parts.torso.init_memory(1)
+    memory = minibatches.first_memory(parts.torso, rollout, parts.torso.init_memory)
     _, _, features = parts.torso.unroll(
         params.torso, memory, rollout.observation, rollout.is_first, rollout.final_observation
     )

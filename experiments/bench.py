@@ -22,6 +22,16 @@ SECONDS = 5.0
 """About how long one measurement lasts."""
 
 
+DQN_SETTING = (
+    "train.num_envs=10",
+    "train.num_steps=1",
+    "train.updates_per_iteration=1",
+    "replay.capacity=10000",
+    "replay.batch_size=128",
+    "agent.hidden_sizes=[120, 84]",
+)
+
+
 def run_ppo(
     seeds: Sequence[int] = (1, 8), memories: Sequence[str] = ("none",), repeats: int = 5
 ) -> list[dict[str, Any]]:
@@ -46,6 +56,25 @@ def run_ppo(
         )
         rows += [_time(config, "ppo CartPole-v1 4x128", {"memory": memory}, count, repeats) for count in seeds]
     return rows
+
+
+def run_dqn(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, Any]]:
+    """Times DQN in the setting that CleanRL and PureJaxRL share, for each number of seeds in turn.
+
+    The setting: CartPole-v1, 10 environments, a buffer of 10,000 rows, and one update on a batch of 128 for every 10
+    environment steps, with a network of 120 and 84 units.
+
+    Args:
+        seeds: Numbers of seeds, each one job on all devices of this process.
+        repeats: Measurements; the median counts.
+
+    Returns:
+        One row for each number of seeds: `steps_per_second` (environment steps of all seeds, learning included),
+        `compile_seconds`, `devices`.
+    """
+    overrides = ["train.total_env_steps=20000", "log.every=20000", *DQN_SETTING]
+    config = configs.load("dqn_cartpole", overrides)
+    return [_time(config, "dqn CartPole-v1 10 envs", {}, count, repeats) for count in seeds]
 
 
 def run_env(

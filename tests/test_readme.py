@@ -31,7 +31,7 @@ def commands(program: str) -> list[list[str]]:
 def test_readme_has_what_these_tests_run() -> None:
     assert [words[0] for words in commands("make")] == ["train", "test"]
     assert {words[0] for words in commands("rollax")} == {"list", "train", "eval", "plot", "bench"}
-    assert len(blocks("python")) == 5
+    assert len(blocks("python")) == 6
     assert len(blocks("toml")) == 2
 
 
@@ -59,7 +59,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert written >= {"config.toml", "metrics.csv", "evaluations.csv", "summary.json", "curves.png", "checkpoints"}
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(6))
 def test_snippet(index: int, tmp_path: Path) -> None:
     script = tmp_path / "snippet.py"
     script.write_text(blocks("python")[index], encoding="utf-8")

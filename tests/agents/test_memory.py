@@ -369,6 +369,16 @@ def test_minibatches_are_whole_environments() -> None:
         assert sorted(np.concatenate([carried for _, carried in epoch])) == [0, 1, 2, 3]
 
 
+def test_a_rollout_without_its_first_memory_is_a_sentence() -> None:
+    agent = ppo.make(Box(-9, 9, (1,)), Discrete(2), ppo.Config(memory="gru", hidden_sizes=(), num_minibatches=1))
+    flags, rows = jnp.zeros((3, 4), jnp.bool_), jnp.zeros((3, 4, 1))
+    rollout = Rollout(
+        rows, flags, jnp.zeros((3, 4)), flags, flags, flags, rows, None, None, {"sample": flags.astype(jnp.int32)}
+    )
+    with pytest.raises(InputError, match=r"the rollout has no first_memory.*give Rollout\.stack the memory"):
+        agent.update(agent.init(jax.random.key(0)), rollout, jax.random.key(1))
+
+
 # Networks of one's own.
 
 

@@ -157,7 +157,7 @@ def test_bad_input_is_one_sentence_and_status_2(
         ["train", "ppo_cartpole", "--see", "3"],
         ["list", "runs"],
         ["bench"],
-        ["bench", "dqn"],
+        ["bench", "sac"],
         ["eval"],
     ],
 )
