@@ -13,7 +13,7 @@ import optax
 from jax import lax
 
 from rollax.agents import exploration, networks, optimisers, returns, torsos, value_learning
-from rollax.agents.base import Agent, Decision, Hyperparameters, Rollout, Update, hyperparameters_of, require
+from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Rollout, Update, hyperparameters_of, require
 from rollax.agents.memory import Torso
 from rollax.envs import spaces
 from rollax.envs.base import PyTree, TimeStep
@@ -240,8 +240,8 @@ def observe(state: State, rollout: Rollout) -> State:
     return dataclasses.replace(state, env_steps=state.env_steps + rollout.reward.size)
 
 
-def update(parts: Parts, state: State, batch: Any, key: jax.Array) -> tuple[State, Update]:
-    """Takes one step on a batch of windows `[L, B]`, a `rollax.replay.Sample`, and returns their new priorities.
+def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple[State, Update]:
+    """Takes one step on a sample of windows `[L, B]` and returns their new priorities.
 
     Raises:
         InputError: `burn_in` leaves no row to learn from.
@@ -278,7 +278,7 @@ def update(parts: Parts, state: State, batch: Any, key: jax.Array) -> tuple[Stat
     return state, Update(metrics, priorities(td_error, windows.mask, hyper["priority_mix"]))
 
 
-def prepare(parts: Parts, state: State, batch: Any) -> Windows:
+def prepare(parts: Parts, state: State, batch: Replayed) -> Windows:
     """Returns the rows to learn from, and the memories that `burn_in` rows lead to from the one that is stored."""
     burn_in, length = parts.config.burn_in, batch.mask.shape[0]
     require(
@@ -288,7 +288,7 @@ def prepare(parts: Parts, state: State, batch: Any) -> Windows:
         f"leaves no row to learn from in windows of {length}: make it smaller or replay.length larger",
     )
     batch = jax.tree.map(jnp.asarray, batch)  # a loop of one's own may pass NumPy arrays
-    rows: Rollout = batch.experience
+    rows = batch.experience
     stored = jax.tree.map(lambda leaf: leaf[0], rows.extras["memory"])
     memories = [stored, stored]
     if burn_in:
