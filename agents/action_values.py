@@ -19,6 +19,7 @@ import optax
 
 from rollax.agents import networks, value_learning
 from rollax.agents.base import Hyperparameters, require
+from rollax.agents.returns import NStep
 from rollax.envs.base import PyTree
 from rollax.errors import InputError, nearest
 
@@ -186,10 +187,7 @@ class Streams:
         for name, layers in params.items():
             x = features
             for index, layer in enumerate(layers):
-                y = x @ layer["kernel"] + layer["bias"]
-                if noise:
-                    e_in, e_out = noise[name][index]
-                    y = y + ((x * e_in) @ layer["kernel_scale"] + layer["bias_scale"]) * e_out
+                y = _noisy(layer, x, *noise[name][index]) if noise else x @ layer["kernel"] + layer["bias"]
                 x = y if index == len(layers) - 1 else activate(y)
             outputs[name] = x.reshape(*x.shape[:-1], -1, self.num_atoms)
         if self.config.dueling:
@@ -285,12 +283,53 @@ class ImplicitHead(QuantileHead):
         return networks.make_linear(self.streams.num_features, scale=math.sqrt(2.0))
 
 
+def _noisy(layer: dict[str, jax.Array], x: jax.Array, e_in: jax.Array, e_out: jax.Array) -> jax.Array:
+    if e_in.size > e_in.shape[-1]:
+        y = x @ layer["kernel"] + layer["bias"]
+        return y + ((x * e_in) @ layer["kernel_scale"] + layer["bias_scale"]) * e_out
+    e_in, e_out = e_in.reshape(-1), e_out.reshape(-1)  # one draw for all rows: one product in place of two
+    kernel = layer["kernel"] + layer["kernel_scale"] * jnp.outer(e_in, e_out)
+    return x @ kernel + layer["bias"] + layer["bias_scale"] * e_out
+
+
 def _midpoints(batch: int, count: int) -> jax.Array:
     return jnp.broadcast_to((jnp.arange(count) + 0.5) / count, (batch, count))
 
 
 def _quantiles(atoms: jax.Array, taus: jax.Array) -> Returns:
     return Returns(atoms, jnp.full(atoms.shape, -math.log(atoms.shape[-1]), jnp.float32), taus)
+
+
+def soft_target(
+    folded: NStep,
+    values: jax.Array,
+    action: jax.Array,
+    following: Returns,
+    masks: tuple[jax.Array | None, jax.Array | None],
+    scale: jax.Array,
+    temperature: jax.Array,
+    floor: jax.Array,
+) -> Target:
+    """Returns the target of `value_learning.munchausen_target`, a mixture over the successor's actions: A * K atoms.
+
+    Args:
+        folded: The returns of B windows.
+        values: Q(s, .) of the target network, float32 `[B, A]`.
+        action: Those taken at s, int `[B]`.
+        following: Of the target network at the successors.
+        masks: Legal actions at s and at the successors, bool `[B, A]`; None: all are.
+        scale: alpha.
+        temperature: tau.
+        floor: l_0.
+    """
+    log_policy = value_learning.log_policy(values, temperature, masks[0])
+    next_log_policy = value_learning.log_policy(following.values, temperature, masks[1])
+    log_prob = value_learning.chosen(log_policy, action)
+    atoms = value_learning.munchausen_target(
+        folded, log_prob, following.atoms, next_log_policy, scale, temperature, floor
+    )
+    weights = jnp.exp(next_log_policy[..., None] + following.log_weights)
+    return Target(atoms.reshape(action.shape[0], -1), weights.reshape(action.shape[0], -1))
 
 
 def check(config: HeadConfig) -> None:

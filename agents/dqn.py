@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rollax.agents import action_values, exploration, networks, optimisers, returns, torsos, value_learning
+from rollax.agents import (
+    action_values,
+    exploration,
+    networks,
+    normalisation,
+    optimisers,
+    returns,
+    torsos,
+    value_learning,
+)
 from rollax.agents.action_values import Returns, Target
 from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Rollout, Update, hyperparameters_of, require
 from rollax.agents.memory import Torso
@@ -90,6 +99,8 @@ class Config:
     """Power of the error that a row is drawn with, of prioritised replay."""
     importance_exponent: float = 0.4
     """beta, how far the loss is corrected for that, of prioritised replay."""
+    normalise_observation: bool = False
+    """Whether observations are shifted and scaled by their running mean and standard deviation."""
     torso: str = "mlp"
     """Network below the head: mlp, cnn, or package.module:NAME or file.py:NAME of one's own."""
     hidden_sizes: tuple[int, ...] = (128, 128)
@@ -147,6 +158,7 @@ class State:
     params: Params
     target_params: Params
     opt_state: optax.OptState
+    observation_statistics: normalisation.Statistics | None  # None unless observations are normalised
     hyperparameters: Hyperparameters  # float32 scalars
     updates: jax.Array  # int32 [], batches learnt from
     env_steps: jax.Array  # int32 [], environment steps observed
@@ -174,7 +186,7 @@ class Parts:
     def returns(
         self, params: Params, observation: PyTree, noise: action_values.Noise | None, hyper: Hyperparameters
     ) -> Returns:
-        """The distributions of returns of all actions at observations, leaves `[B, ...]`."""
+        """The distributions of returns of all actions at normalised observations, leaves `[B, ...]`."""
         batch = jax.tree.leaves(observation)[0].shape[0]
         _, features = self.torso.step(params.torso, (), observation, jnp.zeros((batch,), jnp.bool_))
         return self.head.returns(params.head, features, noise, hyper)
@@ -232,12 +244,14 @@ def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None
     """Returns a fresh agent; `hyperparameters` replaces numbers of the config."""
     key_torso, key_head = jax.random.split(key)
     hyper = hyperparameters_of(parts.config, hyperparameters)
-    batch = jax.tree.map(lambda leaf: leaf[None], spaces.zeros(parts.observation_space))
+    example = spaces.zeros(parts.observation_space)
+    batch = jax.tree.map(lambda leaf: leaf[None], example)
     params = Params(parts.torso.init(key_torso, batch), parts.head.init(key_head, hyper))
     return State(
         params=params,
         target_params=params,
         opt_state=parts.optimiser(hyper).init(params),
+        observation_statistics=normalisation.init(example) if parts.config.normalise_observation else None,
         hyperparameters=hyper,
         updates=jnp.zeros((), jnp.int32),
         env_steps=jnp.zeros((), jnp.int32),
@@ -256,24 +270,35 @@ def act_with(
     """Takes the best legal actions, but for a share epsilon of random ones where `explore` is True."""
     hyper = state.hyperparameters
     drawn = noise if explore else None
-    values = parts.returns(state.params, timestep.observation, drawn and drawn.head, hyper).values
+    observation = normalisation.normalise(state.observation_statistics, timestep.observation)
+    values = parts.returns(state.params, observation, drawn and drawn.head, hyper).values
     epsilon = exploration.epsilon(hyper, state.env_steps)
     action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon, drawn and drawn.exploration)
     return memory, Decision(action, {})
 
 
 def observe(state: State, rollout: Rollout) -> State:
-    """Counts the environment steps."""
-    return dataclasses.replace(state, env_steps=state.env_steps + rollout.reward.size)
+    """Counts the environment steps and adds their observations to the statistics."""
+    statistics = state.observation_statistics
+    if statistics is not None:
+        statistics = normalisation.merge(statistics, rollout.observation)
+    return dataclasses.replace(
+        state, observation_statistics=statistics, env_steps=state.env_steps + rollout.reward.size
+    )
 
 
 def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple[State, Update]:
     """Learns from one sample of windows `[n, B]`: one step on the loss, then one of the target network's."""
     config, hyper = parts.config, state.hyperparameters
     key_target, key_online = jax.random.split(key)
-    target = make_target(parts, state, batch, key_target)
+    rows = batch.experience
+    observations = normalisation.normalise(state.observation_statistics, rows.observation)
+    successors = normalisation.normalise(state.observation_statistics, rows.final_observation)
+    rows = dataclasses.replace(rows, observation=observations, final_observation=successors)
+    target = make_target(parts, state, rows, batch.mask, key_target)
+    weights = batch.weights * batch.mask[0]
     gradients, learnt = jax.grad(functools.partial(loss, parts), has_aux=True)(
-        state.params, hyper, batch, target, key_online
+        state.params, hyper, rows, target, weights, key_online
     )
     learning_rate = optimisers.learning_rate(config.learning_rate_schedule, hyper, state.updates)
     params, opt_state = optimisers.descend(
@@ -296,64 +321,30 @@ def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple
     return state, Update(metrics, priorities)
 
 
-def make_target(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> Target:
-    """Returns what the returns of the actions taken first in the windows `[n, B]` are fitted to.
+def make_target(parts: Parts, state: State, rows: Rollout, mask: jax.Array, key: jax.Array) -> Target:
+    """Returns what the returns of the actions taken first in windows `[n, B]` are fitted to; `mask` is `Sample.mask`.
 
     Each window ends at its episode's end and bootstraps from the true successor of its last row, unless that row
     terminated; illegal actions there count for nothing.
     """
-    config, hyper, rows = parts.config, state.hyperparameters, batch.experience
-    folded = returns.n_step(rows.reward, rows.terminated, rows.truncated, hyper["discount"], batch.mask)
-    successor, mask = returns.at_last((rows.final_observation, rows.final_action_mask), folded.last)
+    config, hyper = parts.config, state.hyperparameters
+    folded = returns.n_step(rows.reward, rows.terminated, rows.truncated, hyper["discount"], mask)
+    successor, next_mask = returns.at_last((rows.final_observation, rows.final_action_mask), folded.last)
     key_successor, key_other = jax.random.split(key)
 
     def of(params: Params, observation: PyTree, key: jax.Array) -> Returns:
-        return parts.returns(params, observation, parts.head.noise(key, batch.weights.shape[0], shared=True), hyper)
+        return parts.returns(params, observation, parts.head.noise(key, mask.shape[1], shared=True), hyper)
 
     following = of(state.target_params, successor, key_successor)
     if config.munchausen:
         before = of(state.target_params, first(rows.observation), key_other)
-        return soft_target(folded, before.values, rows.action[0], first(rows.action_mask), following, mask, hyper)
+        numbers = (hyper[f"munchausen_{name}"] for name in ("scale", "temperature", "floor"))
+        masks = (first(rows.action_mask), next_mask)
+        return action_values.soft_target(folded, before.values, rows.action[0], following, masks, *numbers)
     values = of(state.params, successor, key_other).values if config.double else following.values
-    selector = exploration.legal(values, mask)
+    selector = exploration.legal(values, next_mask)
     weights = value_learning.chosen(following.log_weights, jnp.argmax(selector, axis=-1))
     return Target(value_learning.q_target(folded, following.atoms, selector), jnp.exp(weights))
-
-
-def soft_target(
-    folded: returns.NStep,
-    values: jax.Array,
-    action: jax.Array,
-    mask: jax.Array | None,
-    following: Returns,
-    next_mask: jax.Array | None,
-    hyper: Hyperparameters,
-) -> Target:
-    """Returns the target of Munchausen Q-learning, a mixture over the successor's actions: A * K atoms.
-
-    Args:
-        folded: The windows' returns.
-        values: Q(s, .) of the target network, float32 `[B, A]`.
-        action: Those taken at s, int `[B]`.
-        mask: Legal actions at s, bool `[B, A]`; None: all are.
-        following: Of the target network at the successors.
-        next_mask: Legal actions at the successors.
-        hyper: The agent's numbers.
-    """
-    temperature = hyper["munchausen_temperature"]
-    log_policy = value_learning.log_policy(values, temperature, mask)
-    next_log_policy = value_learning.log_policy(following.values, temperature, next_mask)
-    atoms = value_learning.munchausen_target(
-        folded,
-        value_learning.chosen(log_policy, action),
-        following.atoms,
-        next_log_policy,
-        hyper["munchausen_scale"],
-        temperature,
-        hyper["munchausen_floor"],
-    )
-    weights = jnp.exp(next_log_policy[..., None] + following.log_weights)
-    return Target(atoms.reshape(action.shape[0], -1), weights.reshape(action.shape[0], -1))
 
 
 @jax.tree_util.register_dataclass
@@ -367,15 +358,21 @@ class Learnt:
 
 
 def loss(
-    parts: Parts, params: Params, hyper: Hyperparameters, batch: Replayed, target: Target, key: jax.Array
+    parts: Parts,
+    params: Params,
+    hyper: Hyperparameters,
+    rows: Rollout,
+    target: Target,
+    weights: jax.Array,
+    key: jax.Array,
 ) -> tuple[jax.Array, Learnt]:
-    """The mean over the batch of each window's loss, times its importance weight; masked windows weigh 0."""
-    rows, size = batch.experience, batch.weights.shape[0]
+    """The mean over windows `[n, B]` of the loss of each one's first row, times its weight."""
     action = rows.action[0]
-    predicted = parts.returns(params, first(rows.observation), parts.head.noise(key, size, shared=True), hyper)
+    noise = parts.head.noise(key, action.shape[0], shared=True)
+    predicted = parts.returns(params, first(rows.observation), noise, hyper)
     losses = parts.head.loss(predicted, action, target, hyper)
     values = value_learning.chosen(predicted.values, action)
-    return jnp.mean(batch.weights * batch.mask[0] * losses), Learnt(losses, target.value - values, values)
+    return jnp.mean(weights * losses), Learnt(losses, target.value - values, values)
 
 
 def first(rows: PyTree) -> PyTree:

@@ -64,8 +64,13 @@ def standard_deviation(statistics: Statistics) -> PyTree:
     return jax.tree.map(deviation, statistics.squared_deviation)
 
 
-def normalise(statistics: Statistics, samples: PyTree, limit: float = 10.0) -> PyTree:
-    """Returns `(x - mean) / std`, clipped to `limit` standard deviations, for leaves `[..., *shape]`."""
+def normalise(statistics: Statistics | None, samples: PyTree, limit: float = 10.0) -> PyTree:
+    """Returns `(x - mean) / std`, clipped to `limit` standard deviations, for leaves `[..., *shape]`.
+
+    Without statistics it returns the samples as they are.
+    """
+    if statistics is None:
+        return samples
 
     def scale(leaf: jax.Array, mean: jax.Array, deviation: jax.Array) -> jax.Array:
         return jnp.clip((leaf.astype(jnp.float32) - mean) / deviation, -limit, limit)

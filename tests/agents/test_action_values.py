@@ -207,6 +207,8 @@ def test_shared_noise_is_that_of_one_network_for_the_whole_batch(kind: str) -> N
         noise = dataclasses.replace(noise, taus=jnp.full_like(noise.taus, 0.5))
     values = np.asarray(head.returns(params, same, noise, hyper).values)
     np.testing.assert_allclose(values, np.tile(values[:1], (B, 1)), rtol=1e-5)
+    repeated = Noise(jax.tree.map(lambda leaf: jnp.tile(leaf, (B, 1)), noise.layers), noise.taus)
+    np.testing.assert_allclose(values, head.returns(params, same, repeated, hyper).values, atol=1e-5)
     own = np.asarray(
         head.returns(params, same, Noise(head.noise(jax.random.key(1), B).layers, noise.taus), hyper).values
     )

@@ -146,7 +146,7 @@ def test_one_update_by_hand(double: bool, huber: bool, transform: Transform) -> 
 
 
 def target_of(agent: Agent, parts: dqn.Parts, state: dqn.State, batch: replay.Sample) -> dqn.Target:
-    return jax.jit(functools.partial(dqn.make_target, parts))(state, batch, jax.random.key(3))
+    return jax.jit(functools.partial(dqn.make_target, parts))(state, batch.experience, batch.mask, jax.random.key(3))
 
 
 VARIANTS = [
@@ -252,8 +252,10 @@ def test_importance_weights_scale_the_gradient(kind: str) -> None:
     hyper, key = hyperparameters_of(config), jax.random.key(5)
 
     def gradients(batch: replay.Sample) -> dqn.Params:
-        target = dqn.make_target(parts, state, batch, key)
-        return jax.grad(functools.partial(dqn.loss, parts), has_aux=True)(state.params, hyper, batch, target, key)[0]
+        rows = batch.experience
+        target = dqn.make_target(parts, state, rows, batch.mask, key)
+        loss = functools.partial(dqn.loss, parts)
+        return jax.grad(loss, has_aux=True)(state.params, hyper, rows, target, batch.weights, key)[0]
 
     gradients = jax.jit(gradients)
     each = [gradients(windows(3, weights=jnp.eye(3)[b])) for b in range(3)]
@@ -408,6 +410,37 @@ def test_learnt_noise_changes_with_the_key_of_the_update_alone() -> None:
     state = jax.jit(plain.init)(jax.random.key(0))
     after = [jax.jit(plain.update)(state, batch, jax.random.key(seed))[0] for seed in (0, 1)]
     assert tree_equal(after[0], after[1])
+
+
+# Normalisation.
+
+
+def test_observations_are_normalised_by_what_was_observed_before() -> None:
+    plain, _, _ = make()
+    agent, _, _ = make(normalise_observation=True)
+    batch, key = windows(8, n=2), jax.random.key(0)
+    seen = dataclasses.replace(batch.experience, observation=3.0 + 2.0 * batch.experience.observation)
+    start = with_two_networks(agent)
+    state = agent.observe(start, seen)
+    mean, deviation = (np.asarray(f(np.asarray(seen.observation), axis=(0, 1))) for f in (np.mean, np.std))
+    rows = dataclasses.replace(
+        batch.experience,
+        observation=jnp.asarray((batch.experience.observation - mean) / deviation),
+        final_observation=jnp.asarray((batch.experience.final_observation - mean) / deviation),
+    )
+    without = dataclasses.replace(state, observation_statistics=None)
+    expected, _ = jax.jit(plain.update)(without, dataclasses.replace(batch, experience=rows), key)
+    after, _ = jax.jit(agent.update)(state, batch, key)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), after.params, expected.params)
+    assert tree_equal(after.observation_statistics, state.observation_statistics)
+    # Nothing has been observed yet: they stay as they are.
+    fresh, _ = jax.jit(agent.update)(start, batch, key)
+    same, _ = jax.jit(plain.update)(dataclasses.replace(start, observation_statistics=None), batch, key)
+    assert tree_equal(fresh.params, same.params)
+    observation = jax.random.normal(jax.random.key(1), (50, F))
+    acted = agent.act(state, (), timestep_of(observation), key, explore=False)[1].action
+    scaled = jnp.asarray((observation - mean) / deviation)
+    np.testing.assert_array_equal(acted, plain.act(without, (), timestep_of(scaled), key, explore=False)[1].action)
 
 
 # Seeds, keys, numbers, storages.
