@@ -269,11 +269,11 @@ def act_with(
 ) -> tuple[tuple[()], Decision]:
     """Takes the best legal actions, but for a share epsilon of random ones where `explore` is True."""
     hyper = state.hyperparameters
-    drawn = noise if explore else None
+    of_actions, of_head = (noise.exploration, noise.head) if explore and noise is not None else (None, None)
     observation = normalisation.normalise(state.observation_statistics, timestep.observation)
-    values = parts.returns(state.params, observation, drawn and drawn.head, hyper).values
+    values = parts.returns(state.params, observation, of_head, hyper).values
     epsilon = exploration.epsilon(hyper, state.env_steps)
-    action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon, drawn and drawn.exploration)
+    action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon, of_actions)
     return memory, Decision(action, {})
 
 
