@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollax.agents import ppo, resolve
+from rollax import experiments
+from rollax.agents import ppo
 from rollax.errors import InputError
 from rollax.experiments import config as configs
 from rollax.experiments.config import (
@@ -87,10 +88,10 @@ def test_shipped_are_the_files_of_the_folder() -> None:
 def test_shipped_config_loads_and_fits_its_agent(name: str) -> None:
     config = load(name)
     assert config.name == name
-    assert name.split("_")[0] == config.train.agent
-    check = resolve(config.train.agent).check
-    assert check is not None
-    check(config.agent, config.train.num_steps, config.train.num_envs)
+    # A config of a published variant has its name.
+    variants = {"dqn": {"dqn", "doubledueling", "c51", "qrdqn", "iqn", "rainbow"}}
+    assert name.split("_")[0] in variants.get(config.train.agent, {config.train.agent})
+    experiments.make_trainer(config)
 
 
 def test_contract_values_of_ppo_cartpole() -> None:
