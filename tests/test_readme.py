@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rollax.agents import AGENTS
 from rollax.envs import transforms
 from rollax.experiments import bench, cli
 from rollax.experiments import config as configs
@@ -32,7 +33,7 @@ def test_readme_has_what_these_tests_run() -> None:
     assert [words[0] for words in commands("make")] == ["train", "test"]
     assert {words[0] for words in commands("rollax")} == {"list", "train", "eval", "plot", "bench"}
     assert len(blocks("python")) == 6
-    assert len(blocks("toml")) == 2
+    assert len(blocks("toml")) == 3
 
 
 @pytest.mark.parametrize("target", [words[0] for words in commands("make")])
@@ -80,6 +81,15 @@ def test_config_with_transforms_builds() -> None:
     named = re.search(r"The transforms are (.*) \(`rollax\.envs\.transforms`\)", README)
     assert named is not None
     assert set(re.findall(r"`(\w+)`", named.group(1))) == set(transforms.TRANSFORMS)
+
+
+def test_config_with_replay_builds_and_every_agent_is_named() -> None:
+    shown = tomllib.loads(blocks("toml")[2])
+    trainer = make_trainer(configs.from_dict({"env": {"id": "CartPole-v1"}, **shown}))
+    assert trainer.buffer is not None
+    named = re.search(r"The agents are (.*)\.\n", README)
+    assert named is not None
+    assert set(re.findall(r"`(\w+)`", named.group(1))) == set(AGENTS)
 
 
 def test_folder_map_is_complete() -> None:
