@@ -24,8 +24,8 @@ SECONDS = 5.0
 
 DQN_SETTING = (
     "train.num_envs=10",
-    "train.num_steps=1",
-    "train.updates_per_iteration=1",
+    "train.num_steps=10",
+    "train.updates_per_iteration=10",
     "replay.capacity=10000",
     "replay.batch_size=128",
     "agent.hidden_sizes=[120, 84]",

@@ -106,6 +106,20 @@ CONFIGS: dict[str, Callable[[], experiments.ExperimentConfig]] = {
     ),
 }
 
+RESUMED: dict[str, Callable[[], experiments.ExperimentConfig]] = {
+    **CONFIGS,
+    "rainbow": lambda: make_config(
+        "dqn",
+        BEACON,
+        4,
+        2,
+        train={"updates_per_iteration": 2},
+        settings={"double": True, "dueling": True, "noisy": True, "distribution": "categorical", "hidden_sizes": (8,)},
+        replay=experiments.ReplayConfig(capacity=256, batch_size=16, kind="prioritised", n_step=2, storage="ref"),
+    ),
+}
+"""And one more that is only saved and resumed: for the rest it is like the toy that learns from transitions."""
+
 
 def only(*names: str) -> pytest.MarkDecorator:
     """Marks a test for some of the jobs alone."""
@@ -199,8 +213,8 @@ class Job:
 
 @functools.cache
 def get_job(name: str) -> Job:
-    """Returns the job of one of `CONFIGS`, with all that has been compiled for it so far."""
-    return Job(CONFIGS[name]())
+    """Returns the job of one of `RESUMED`, with all that has been compiled for it so far."""
+    return Job(RESUMED[name]())
 
 
 def on_host(tree: Any) -> Any:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.contract.jobs import CONFIGS, get_job
+from tests.contract.jobs import RESUMED, get_job
 
 from rollax import experiments
 
 
 def main(folder: Path, iterations: int) -> None:
     """Restores each job's `half`, runs it on and saves it as `whole`."""
-    for name in CONFIGS:
+    for name in RESUMED:
         job = get_job(name)
         state = experiments.restore(folder / name / "half", job.start())
         state, _ = job.run(state, iterations)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 from tests import kills
-from tests.contract.jobs import CONFIGS, differences, get_job
+from tests.contract.jobs import RESUMED, differences, get_job
 
 from rollax import experiments
 
@@ -20,7 +20,7 @@ HALF = 5
 def test_ten_iterations_are_five_and_five_in_a_new_process(tmp_path: Path) -> None:
     # Every kind of agent, replay in both storages, priorities, memories, typed keys and optimisers' states.
     expected = {}
-    for name in CONFIGS:
+    for name in RESUMED:
         job = get_job(name)
         half, _ = job.run(job.start(), HALF)
         experiments.save(tmp_path / name / "half", half)

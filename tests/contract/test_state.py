@@ -73,6 +73,8 @@ CHECKS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_training_step_passes_the_checks_of_jax(job: Job, check: str) -> None:
+    if check == "leaks" and job.config.train.agent == "r2d2":
+        pytest.skip("takes a minute; its loop is that of the toys, and its agent is jitted in its own tests")
     key, trainer, evaluate = job.keys[0], job.trainer, experiments.make_evaluate(job.config)
     with CHECKS[check]():
         # New functions, so that what was traced without the check is not taken for them. Tracing is what checks.
@@ -81,6 +83,14 @@ def test_a_training_step_passes_the_checks_of_jax(job: Job, check: str) -> None:
         jax.jit(lambda state: trainer.chunk(state)).trace(state)
         for explore in (False, True):
             jax.jit(lambda state, key, explore=explore: evaluate(state, key, explore)).trace(state.agent, key)
+
+
+@pytest.mark.parametrize("name", ["rainbow_cartpole", "iqn_cartpole", "pqn_memorychain"])
+def test_a_shipped_agent_uses_each_key_once(name: str) -> None:
+    trainer = experiments.make_trainer(experiments.load(name))
+    state = jax.eval_shape(trainer.init, jax.random.key(0))
+    with jax.debug_key_reuse(True):
+        jax.jit(lambda state: trainer.iteration(state)).trace(state)
 
 
 @only("rollout")
