@@ -62,7 +62,7 @@ def run_dqn(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, A
     """Times DQN in the setting that CleanRL and PureJaxRL share, for each number of seeds in turn.
 
     The setting: CartPole-v1, 10 environments, a buffer of 10,000 rows, and one update on a batch of 128 for every 10
-    environment steps, with a network of 120 and 84 units.
+    environment steps (ten of them after ten steps of each environment), with a network of 120 and 84 units.
 
     Args:
         seeds: Numbers of seeds, each one job on all devices of this process.
