@@ -249,7 +249,7 @@ def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None
     params = Params(parts.torso.init(key_torso, batch), parts.head.init(key_head, hyper))
     return State(
         params=params,
-        target_params=params,
+        target_params=jax.tree.map(jnp.copy, params),  # a loop of one's own may donate the state
         opt_state=parts.optimiser(hyper).init(params),
         observation_statistics=normalisation.init(example) if parts.config.normalise_observation else None,
         hyperparameters=hyper,

@@ -208,12 +208,6 @@ class Parts:
             )
         return features, self.value(params, value_features), None if ahead is None else self.value(params, ahead)
 
-    def normalise(self, state: State, observation: PyTree) -> PyTree:
-        """The observation as the networks get it."""
-        if state.observation_statistics is None:
-            return observation
-        return normalisation.normalise(state.observation_statistics, observation)
-
     def optimiser(self, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
         """Adam with clipping, without its learning rate."""
         return optimisers.clipped_adam(hyperparameters["max_grad_norm"], hyperparameters["adam_epsilon"])
@@ -306,7 +300,7 @@ def act_with(
     parts: Parts, state: State, memory: Memory, timestep: TimeStep, noise: Any, explore: bool = True
 ) -> tuple[Memory, Decision]:
     """Samples actions, or takes the most likely ones where `explore` is False."""
-    observation = parts.normalise(state, timestep.observation)
+    observation = normalisation.normalise(state.observation_statistics, timestep.observation)
     policy_memory, value_memory = memory.torsos
     policy_memory, features = parts.torso.step(state.params.torso, policy_memory, observation, timestep.is_first)
     if jax.tree.leaves(value_memory):
@@ -394,8 +388,8 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[Any, Batch]:
     """Returns `Memory.torsos` before each sequence, and log-probs, advantages and targets, from one forward pass."""
     hyper, params = state.hyperparameters, state.params
     memory = minibatches.first_memory(parts.torso, rollout, functools.partial(init_memory, parts)).torsos
-    observation = parts.normalise(state, rollout.observation)
-    final_observation = parts.normalise(state, rollout.final_observation)
+    observation = normalisation.normalise(state.observation_statistics, rollout.observation)
+    final_observation = normalisation.normalise(state.observation_statistics, rollout.final_observation)
     features, value, next_value = parts.forward(params, memory, observation, rollout.is_first, final_observation)
     assert next_value is not None
     log_prob = parts.policy(params, features, rollout.action_mask).log_prob(rollout.extras["sample"])

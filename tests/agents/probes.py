@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rollax import envs
+from rollax import envs, experiments
 from rollax.envs import spaces
 
 KINDS = ("value", "observation", "discounted", "action", "policy")
@@ -64,3 +64,26 @@ class Probe:
         if self.continuous:
             return 1.0 - jnp.abs(action[0] - BEST * right)
         return jnp.where((action == 1) == (right > 0), 1.0, -1.0)
+
+
+def train(probe: Probe, agent: str, settings: Any, replay: experiments.ReplayConfig | None = None, **train: Any) -> Any:
+    """The state of an agent after training in a probe; `train` are fields of `[train]`."""
+    config = experiments.ExperimentConfig(
+        env=experiments.EnvConfig(probe),
+        train=experiments.TrainConfig(agent, **{"unroll": 1, **train}),
+        agent=settings,
+        replay=replay,
+    )
+    state, _ = jax.jit(experiments.make_train(config))(jax.random.key(0))
+    return state.agent
+
+
+def action_values(kind: str, discount: float) -> dict[tuple[float, ...], list[float]]:
+    """Q(s, .) of a discrete probe by what was seen in the episode so far, newest last."""
+    return {
+        "value": {(0.0,): [1.0, 1.0]},
+        "observation": {(1.0,): [1.0, 1.0], (-1.0,): [-1.0, -1.0]},
+        "discounted": {(0.0,): [discount, discount], (0.0, 1.0): [1.0, 1.0]},
+        "action": {(0.0,): [-1.0, 1.0]},
+        "policy": {(1.0,): [-1.0, 1.0], (-1.0,): [1.0, -1.0]},
+    }[kind]

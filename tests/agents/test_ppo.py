@@ -16,7 +16,7 @@ import scipy.stats
 from tests.agents import flat
 
 from rollax import InputError, envs
-from rollax.agents import Agent, Rollout, hyperparameters_of, ppo
+from rollax.agents import Agent, Rollout, hyperparameters_of, normalisation, ppo
 from rollax.envs.spaces import Box, Discrete
 
 MAYBE_JIT = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])
@@ -32,7 +32,9 @@ def parts_of(agent: Agent) -> ppo.Parts:
 
 def policy_of(parts: ppo.Parts, state: ppo.State, observation: Any, mask: Any = None) -> Any:
     """The policy at observations as the environment shows them."""
-    features = flat.features(parts.torso, state.params.torso, parts.normalise(state, observation))
+    features = flat.features(
+        parts.torso, state.params.torso, normalisation.normalise(state.observation_statistics, observation)
+    )
     return parts.policy(state.params, features, mask)
 
 

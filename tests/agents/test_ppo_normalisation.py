@@ -75,7 +75,9 @@ def second(name: str) -> Second:
 
     def act_with(state: ppo.State, memory: Any, timestep: envs.TimeStep, noise: Any, explore: bool) -> Any:
         memory, decision = agent.act_with(state, memory, timestep, noise, explore=explore)
-        features = flat.features(parts.torso, state.params.torso, parts.normalise(state, timestep.observation))
+        features = flat.features(
+            parts.torso, state.params.torso, normalisation.normalise(state.observation_statistics, timestep.observation)
+        )
         log_prob = parts.policy(state.params, features, None).log_prob(decision.extras["sample"])
         return memory, Decision(decision.action, {**decision.extras, "acted": log_prob})
 

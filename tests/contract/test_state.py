@@ -73,8 +73,6 @@ CHECKS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_training_step_passes_the_checks_of_jax(job: Job, check: str) -> None:
-    if check == "leaks" and job.config.train.agent == "r2d2":
-        pytest.skip("takes a minute; its loop is that of the toys, and its agent is jitted in its own tests")
     key, trainer, evaluate = job.keys[0], job.trainer, experiments.make_evaluate(job.config)
     with CHECKS[check]():
         # New functions, so that what was traced without the check is not taken for them. Tracing is what checks.

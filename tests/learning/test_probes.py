@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.agents import flat
-from tests.agents.probes import BEST, KINDS, Probe
+from tests.agents.probes import BEST, KINDS, Probe, train
 
-from rollax import envs, experiments
+from rollax import envs
 from rollax.agents import ppo
 
 pytestmark = pytest.mark.learning
@@ -23,13 +23,8 @@ def trained(kind: str, continuous: bool) -> tuple[ppo.Parts, ppo.State]:
     settings = ppo.Config(
         learning_rate=5e-3, discount=DISCOUNT, entropy_coefficient=0.0, hidden_sizes=(16,), num_minibatches=2
     )
-    config = experiments.ExperimentConfig(
-        env=experiments.EnvConfig(probe),
-        train=experiments.TrainConfig("ppo", total_env_steps=20_000, num_envs=8, num_steps=16, unroll=1),
-        agent=settings,
-    )
-    state, _ = jax.jit(experiments.make_train(config))(jax.random.key(0))
-    return ppo.make_parts(probe.observation_space(), probe.action_space(), settings), state.agent
+    state = train(probe, "ppo", settings, total_env_steps=20_000, num_envs=8, num_steps=16)
+    return ppo.make_parts(probe.observation_space(), probe.action_space(), settings), state
 
 
 def value(parts: ppo.Parts, state: ppo.State, seen: float) -> float:
