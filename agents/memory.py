@@ -93,15 +93,29 @@ def stepwise(
     def unroll(
         params: PyTree, memory: PyTree, observation: PyTree, is_first: jax.Array, successor: PyTree = None
     ) -> Unrolled:
-        fresh = init_memory(is_first.shape[1])
+        num_envs = is_first.shape[1]
+        fresh = init_memory(num_envs)
+        if any(jnp.shape(leaf)[:1] != (num_envs,) for leaf in jax.tree.leaves(fresh)):
+            raise InputError(
+                f"agent.torso: init_memory({num_envs}) makes leaves of shapes {_shapes(fresh)}; give each "
+                "a first axis of the environments, [N, ...]."
+            )
+        if not _alike(memory, fresh):
+            raise InputError(
+                f"a memory of shapes {_shapes(memory)} was given to {num_envs} environments, whose memory has "
+                f"{_shapes(fresh)}: give the one of the step before, or of init_memory({num_envs})."
+            )
 
         def take_in(memory: PyTree, row: tuple[PyTree, jax.Array]) -> tuple[PyTree, Any]:
             observation, is_first = row
-            after, features = step(params, select(is_first, fresh, memory), observation)
-            if not _alike(after, memory):
+            stepped = step(params, select(is_first, fresh, memory), observation)
+            if not isinstance(stepped, tuple | list) or len(stepped) != 2:
+                raise InputError(f"agent.torso: step returns a {type(stepped).__name__}: return (memory, features).")
+            after, features = stepped
+            if not _alike(after, fresh):
                 raise InputError(
                     "agent.torso: step returns a memory of another structure, shape or dtype than init_memory makes: "
-                    f"{jax.eval_shape(lambda: after)}, not {jax.eval_shape(lambda: memory)}; return one like it."
+                    f"{_shapes(after)}, not {_shapes(fresh)}; return one like it."
                 )
             return after, (_checked(features, is_first.shape[0]), () if successor is None else after)
 
@@ -161,11 +175,20 @@ def from_flax(module: nn.Module, init_memory: Callable[[int], PyTree]) -> Torso:
 
 
 def _checked(features: Any, batch: int) -> jax.Array:
-    """Returns the features; raises InputError unless they are `[batch, F]`."""
+    """Returns the features; raises InputError unless they are floats `[batch, F]`."""
     shape = getattr(features, "shape", None)  # a torso of one's own may return anything
-    if shape is None or len(shape) != 2 or shape[0] != batch:
+    if shape is None:
+        raise InputError(f"agent.torso gives features that are a {type(features).__name__}: return [batch, F].")
+    if len(shape) != 2 or shape[0] != batch:
         raise InputError(f"agent.torso gives features of shape {shape} for {batch} observations: return [batch, F].")
+    if not jnp.issubdtype(features.dtype, jnp.floating):
+        raise InputError(f"agent.torso gives features of {features.dtype}, which have no gradient: return floats.")
     return features
+
+
+def _shapes(tree: PyTree) -> str:
+    """The shapes and dtypes of a tree, in words."""
+    return str(jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree))
 
 
 def _alike(a: PyTree, b: PyTree) -> bool:

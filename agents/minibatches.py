@@ -87,7 +87,10 @@ def passes(
     """
     count = jax.tree.leaves(batch)[0].shape[1]
     require(  # a torso of one's own may have a memory that no config tells of
-        count % num_minibatches == 0, "agent.num_minibatches", num_minibatches, f"must divide the {count} sequences"
+        count % num_minibatches == 0,
+        "agent.num_minibatches",
+        num_minibatches,
+        f"must divide {count}, the environments of a rollout, which a torso with a memory learns from whole",
     )
     indices = jax.vmap(jax.random.permutation, in_axes=(0, None))(jax.random.split(key, num_epochs), count)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Protocol
 
 import jax
@@ -154,16 +155,31 @@ def num_features(torso: Torso, observation_space: PyTree) -> int:
 
 
 def _own(name: str, observation_space: PyTree) -> Torso:
-    network: Any = import_object(name, "agent.torso")(observation_space)
+    make_own: Any = import_object(name, "agent.torso")
+    _require_arguments(name, "it", make_own, "observation_space")
+    network: Any = make_own(observation_space)
 
     def has(*methods: str) -> bool:
         return all(callable(getattr(network, method, None)) for method in methods)
 
     if has("init", "init_memory", "step"):
+        _require_arguments(name, "init", network.init, "key", "observation")
+        _require_arguments(name, "init_memory", network.init_memory, "num_envs")
+        _require_arguments(name, "step", network.step, "params", "memory", "observation")
         return memory.stepwise(network.init, network.init_memory, network.step)
     if has("init", "apply"):
+        _require_arguments(name, "init", network.init, "key", "observation")
+        _require_arguments(name, "apply", network.apply, "params", "observation")
         return memory.feed_forward(networks.Network(network.init, network.apply))
     raise InputError(
         f"agent.torso = {name!r} must return an object with init and apply, or with init, init_memory and step, not "
         f"{network!r}."
     )
+
+
+def _require_arguments(name: str, what: str, function: Any, *arguments: str) -> None:
+    """Raises InputError unless `function` can be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"agent.torso = {name!r}: {what} must take ({', '.join(arguments)}) ({error}).") from error

@@ -341,6 +341,11 @@ def _check_replay(replay: ReplayConfig, train: TrainConfig) -> None:
             f"replay.min_size = {replay.min_size} rows are never stored in a buffer of replay.capacity = "
             f"{replay.capacity}: make min_size smaller or capacity larger."
         )
+    if replay.min_size > train.total_env_steps:
+        raise InputError(
+            f"replay.min_size = {replay.min_size} rows are never stored in train.total_env_steps = "
+            f"{train.total_env_steps}, so nothing would be learnt: make min_size smaller."
+        )
     sequences = replay.samples == "sequences"
     kind = f"replay.kind = {replay.kind!r}"
     if replay.kind == "prioritised":

@@ -411,6 +411,29 @@ def flat(observation_space):
     own.step = lambda params, memory, observation: (memory, memory["count"])
     return own
 
+def alone(observation_space):
+    own = counter(observation_space)
+    own.step = lambda params, memory, observation: memory
+    return own
+
+def whole(observation_space):
+    own = counter(observation_space)
+    own.step = lambda params, memory, observation: (memory, memory["count"][:, None])
+    return own
+
+def lonely(observation_space):
+    own = counter(observation_space)
+    own.init_memory = lambda num_envs: {"count": jnp.zeros((), jnp.int32)}
+    return own
+
+def forgetful(observation_space):
+    own = counter(observation_space)
+    own.step = lambda params, observation: observation
+    return own
+
+def unasked():
+    return counter(None)
+
 def half(observation_space):
     own = counter(observation_space)
     del own.step
@@ -445,12 +468,24 @@ def test_a_memory_of_ones_own_is_reset_for_it(own_file: str) -> None:
         ("grows", r"agent\.torso: step returns a memory of another structure, shape or dtype"),
         ("renames", r"agent\.torso: step returns a memory of another structure, shape or dtype"),
         ("flat", r"agent\.torso gives features of shape \(1,\) for 1 observations: return \[batch, F\]"),
+        ("alone", r"agent\.torso: step returns a dict: return \(memory, features\)"),
+        ("whole", r"agent\.torso gives features of int32, which have no gradient: return floats"),
+        ("lonely", r"init_memory\(1\) makes leaves of shapes \{'count': 'int32\[\]'\}; give each a first axis of"),
+        ("forgetful", r"own_memory\.py:forgetful': step must take \(params, memory, observation\)"),
+        ("unasked", r"own_memory\.py:unasked': it must take \(observation_space\)"),
         ("half", r"must return an object with init and apply, or with init, init_memory and step"),
     ],
 )
 def test_memories_of_ones_own_that_do_not_fit(own_file: str, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ppo.make(SPACE, Discrete(2), ppo.Config(torso=f"{own_file}:{name}"))
+
+
+def test_a_memory_of_other_environments_is_a_sentence() -> None:
+    torso = memory.gru(5)
+    params = torso.init(jax.random.key(0), jnp.zeros((4, 2)))
+    with pytest.raises(InputError, match=r"a memory of shapes float32\[3, 5\] was given to 4 environments"):
+        torso.step(params, torso.init_memory(3), jnp.zeros((4, 2)), jnp.zeros((4,), jnp.bool_))
 
 
 @pytest.mark.parametrize(

@@ -439,3 +439,8 @@ def test_any_tables_give_a_config_or_a_sentence(tables: dict[str, Any], valid_en
         assert "\n" not in str(error)  # noqa: PT017
     else:
         assert from_dict(tomllib.loads(to_toml(config))) == config
+
+
+def test_a_warm_up_longer_than_the_run_is_a_sentence() -> None:
+    with pytest.raises(InputError, match=r"replay\.min_size = 40000 rows are never stored in train\.total_env_steps"):
+        load("dqn_cartpole", ["train.total_env_steps=2000", "replay.min_size=40000"])
