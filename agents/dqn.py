@@ -30,7 +30,6 @@ from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Rollo
 from rollax.agents.memory import Torso
 from rollax.envs import spaces
 from rollax.envs.base import PyTree, TimeStep
-from rollax.errors import InputError
 
 PRIORITY_FLOOR = 1e-6
 """Added to every priority, so that no row is lost for good."""
@@ -213,7 +212,7 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
         init_memory=lambda num_envs: (),
         noise=functools.partial(noise, parts),
         act_with=functools.partial(act_with, parts),
-        observe=observe,
+        observe=normalisation.observe,
         update=functools.partial(update, parts),
         consumes="transitions",
     )
@@ -224,12 +223,7 @@ def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Co
     spaces.leaves(observation_space)
     num_actions = exploration.num_actions(action_space, "dqn")
     networks.get_activation(config.activation)
-    torso = torsos.make_network(config, observation_space)
-    if torso.has_memory:
-        raise InputError(
-            f"agent.torso = {config.torso!r} has a memory, which train.agent = 'dqn' does not keep in replay: use "
-            "train.agent = 'r2d2', or a torso with init and apply."
-        )
+    torso = torsos.without_memory(config, observation_space, "dqn")
     num_features = torsos.num_features(torso, observation_space)
     return Parts(
         config=config,
@@ -275,16 +269,6 @@ def act_with(
     epsilon = exploration.epsilon(hyper, state.env_steps)
     action = exploration.epsilon_greedy(values, timestep.action_mask, epsilon, of_actions)
     return memory, Decision(action, {})
-
-
-def observe(state: State, rollout: Rollout) -> State:
-    """Counts the environment steps and adds their observations to the statistics."""
-    statistics = state.observation_statistics
-    if statistics is not None:
-        statistics = normalisation.merge(statistics, rollout.observation)
-    return dataclasses.replace(
-        state, observation_statistics=statistics, env_steps=state.env_steps + rollout.reward.size
-    )
 
 
 def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple[State, Update]:

@@ -1,4 +1,4 @@
-"""Epsilon-greedy exploration with action masks, shared by the agents that learn action values."""
+"""Exploration with action masks, shared by the agents: epsilon-greedy, and uniformly random actions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from rollax.agents import heads
 from rollax.agents.base import Hyperparameters
 from rollax.envs import spaces
 from rollax.errors import InputError
@@ -28,6 +30,44 @@ def num_actions(space: spaces.Space, agent: str) -> int:
             "another environment or agent."
         )
     return space.n
+
+
+def box_or_discrete(space: spaces.Space, agent: str) -> spaces.Box | spaces.Discrete:
+    """Returns an action space that is Discrete, or a Box with finite bounds.
+
+    Args:
+        space: The action space.
+        agent: The agent's name, for the error.
+
+    Raises:
+        InputError: The space is another one.
+    """
+    if isinstance(space, spaces.Discrete):
+        return space
+    return bounded_box(space, agent, "Discrete spaces and in Boxes with finite bounds")
+
+
+def bounded_box(space: spaces.Space, agent: str, where: str = "Boxes with finite bounds") -> spaces.Box:
+    """Returns an action space that is a Box with finite bounds; arguments and errors are as of `box_or_discrete`."""
+    if not isinstance(space, spaces.Box) or not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
+        raise InputError(
+            f"action space {space!r} does not fit train.agent = {agent!r}, which acts in {where}; choose another "
+            "environment or agent."
+        )
+    return space
+
+
+def random_noise(key: jax.Array, num_envs: int, space: spaces.Box | spaces.Discrete) -> jax.Array:
+    """Draws what `random_action` turns into uniformly random actions, float32 `[N, D]` or `[N, num_actions]`."""
+    width = space.n if isinstance(space, spaces.Discrete) else spaces.size(space)
+    return jax.random.uniform(key, (num_envs, width))
+
+
+def random_action(noise: jax.Array, space: spaces.Box | spaces.Discrete, mask: jax.Array | None) -> jax.Array:
+    """Returns the random actions, legal ones, that `noise` from `random_noise` stands for, `[N, *action_shape]`."""
+    if isinstance(space, spaces.Discrete):
+        return jnp.argmax(legal(noise, mask), axis=-1).astype(jnp.int32)
+    return heads.from_unit(space, 2.0 * noise - 1.0)
 
 
 @jax.tree_util.register_dataclass

@@ -158,14 +158,7 @@ class GaussianHead:
         return memory, normal.loc + normal.scale * noise
 
     def to_action(self, sample: jax.Array) -> jax.Array:
-        low, high = self.space.low, self.space.high
-        bounded = np.isfinite(low) & np.isfinite(high)
-        finite_low, finite_high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-        centre = jnp.asarray((finite_high + finite_low) / 2, jnp.float32)
-        half_range = jnp.asarray((finite_high - finite_low) / 2, jnp.float32)
-        unit = (jnp.tanh(sample) if self.squash else sample).reshape(*sample.shape[:-1], *self.space.shape)
-        action = jnp.clip(centre + half_range * unit, jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32))
-        return action.astype(self.space.dtype)
+        return from_unit(self.space, jnp.tanh(sample) if self.squash else sample)
 
     def _normal(self, loc: jax.Array, scale: jax.Array) -> Any:
         return TanhNormal(loc, scale) if self.squash else distrax.Independent(distrax.Normal(loc, scale), 1)
@@ -207,6 +200,31 @@ class StateDependentExplorationHead(GaussianHead):
         memory = jnp.where((is_first | redraw)[:, None, None], matrix, memory)
         exploration = jnp.einsum("nf,nfd->nd", features, jnp.exp(params)[None] * memory)
         return memory, _normal_of(distribution).loc + exploration
+
+
+def from_unit(space: spaces.Box, unit: jax.Array) -> jax.Array:
+    """Returns the actions `[..., *shape]`, inside the space, that flat ones `[..., D]` in its units stand for.
+
+    -1 and 1 are an entry's bounds where both are finite; elsewhere the unit is that of the space itself.
+    """
+    centre, half_range = _unit_of(space)
+    action = centre + half_range * unit.reshape(*unit.shape[:-1], *space.shape)
+    bounds = (jnp.asarray(bound, jnp.float32) for bound in (space.low, space.high))
+    return jnp.clip(action, *bounds).astype(space.dtype)
+
+
+def to_unit(space: spaces.Box, action: jax.Array) -> jax.Array:
+    """Returns actions `[..., *shape]` in units of the space, flat, float32 `[..., D]`: the reverse of `from_unit`."""
+    centre, half_range = _unit_of(space)
+    unit = (jnp.asarray(action, jnp.float32) - centre) / half_range
+    return unit.reshape(*unit.shape[: unit.ndim - len(space.shape)], -1)
+
+
+def _unit_of(space: spaces.Box) -> tuple[jax.Array, jax.Array]:
+    bounded = np.isfinite(space.low) & np.isfinite(space.high)
+    low, high = np.where(bounded, space.low, -1.0), np.where(bounded, space.high, 1.0)
+    half_range = np.where(high > low, (high - low) / 2, 1.0)  # an entry with one possible value
+    return jnp.asarray((high + low) / 2, jnp.float32), jnp.asarray(half_range, jnp.float32)
 
 
 def _normal_of(distribution: Any) -> Any:

@@ -150,12 +150,25 @@ class MLP(nn.Module):
     activate: Callable[[jax.Array], jax.Array]
     dtype: Any = jnp.float32
     layer_norm: bool = False
+    batch_norm: bool = False  # of the inputs and after each activation
+    dropout: bool = False  # before each activation, and before the layer norm
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, dropout_rate: jax.Array | float = 0.0, train: bool = False) -> jax.Array:
+        """`train` takes batch norm's statistics from this batch, and writes them to the collection `batch_stats`."""
+
+        def normalise(x: jax.Array) -> jax.Array:
+            if not self.batch_norm:
+                return x
+            return nn.BatchNorm(use_running_average=not train, dtype=self.dtype, epsilon=1e-3)(x)
+
+        x = normalise(x)
         for width in self.hidden_sizes:
             x = nn.Dense(width, dtype=self.dtype, kernel_init=orthogonal(np.sqrt(2.0)))(x)
-            x = self.activate(nn.LayerNorm(dtype=self.dtype)(x) if self.layer_norm else x)
+            if self.dropout and self.has_rng("dropout"):
+                kept = jax.random.bernoulli(self.make_rng("dropout"), 1.0 - dropout_rate, x.shape)
+                x = jnp.where(kept, x / (1.0 - dropout_rate), 0.0)
+            x = normalise(self.activate(nn.LayerNorm(dtype=self.dtype)(x) if self.layer_norm else x))
         return x
 
 

@@ -52,8 +52,16 @@ def learning_rate(name: str, hyperparameters: Hyperparameters, updates: jax.Arra
 
 
 def clipped_adam(max_grad_norm: jax.Array | float, epsilon: jax.Array | float) -> optax.GradientTransformation:
-    """Adam (Kingma and Ba 2015) on gradients clipped by their global norm; both numbers may be traced."""
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon))
+    """Adam (Kingma and Ba 2015) on gradients clipped by their global norm; both numbers may be traced.
+
+    It works on one vector of all parameters: one kernel in place of one for each array, which small networks feel.
+    """
+    return optax.flatten(optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon)))
+
+
+def adam(epsilon: jax.Array | float, momentum: jax.Array | float = 0.9) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba 2015) without clipping, on one vector of all parameters; both numbers may be traced."""
+    return optax.flatten(optax.scale_by_adam(b1=momentum, eps=epsilon))
 
 
 def clipped_radam(max_grad_norm: jax.Array | float) -> optax.GradientTransformation:

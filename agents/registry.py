@@ -18,6 +18,7 @@ AGENTS: dict[str, str] = {
     "pqn": "Parallelised Q-network, Q(lambda) without replay (Gallici et al. 2025)",
     "dqn": "Deep Q-learning and its family up to Rainbow: Double, Dueling, C51, QR-DQN, IQN, noisy, Munchausen",
     "ppo": "Proximal policy optimisation (Schulman et al. 2017)",
+    "sac": "Soft actor-critic, continuous and discrete, and its family: TQC, CrossQ, REDQ, DroQ",
     "r2d2": "Recurrent replay distributed DQN (Kapturowski et al. 2019)",
 }
 """Each shipped algorithm, a module of `rollax.agents`, and what it is."""

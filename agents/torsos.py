@@ -113,6 +113,26 @@ def make_network(config: NetworkConfig, observation_space: PyTree) -> Torso:
     )
 
 
+def without_memory(config: NetworkConfig, observation_space: PyTree, agent: str) -> Torso:
+    """Returns the network of a config, for an agent that keeps no memory in replay.
+
+    Args:
+        config: Of the agent.
+        observation_space: A PyTree of spaces.
+        agent: The agent's name, for the error.
+
+    Raises:
+        InputError: The torso has a memory, there is no such torso, or it does not fit the observations.
+    """
+    torso = make_network(config, observation_space)
+    if torso.has_memory:
+        raise InputError(
+            f"agent.torso = {config.torso!r} has a memory, which train.agent = {agent!r} does not keep in replay: use "
+            "train.agent = 'r2d2', or a torso with init and apply."
+        )
+    return torso
+
+
 def make(config: TorsoConfig, observation_space: PyTree) -> Torso:
     """Returns the torso that a config asks for: the network of `make_network`, and any memory on top of it.
 

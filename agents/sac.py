@@ -1,0 +1,427 @@
+"""Soft actor-critic (Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905), continuous and discrete.
+
+Truncated quantile critics (TQC), batch-normalised critics without target networks (CrossQ), and large ensembles or
+dropout with many updates for each step (REDQ, DroQ) are fields of `[agent]`, the latter with
+`train.updates_per_iteration`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rollax.agents import (
+    critics,
+    exploration,
+    heads,
+    networks,
+    normalisation,
+    optimisers,
+    torsos,
+    transitions,
+    value_learning,
+)
+from rollax.agents.action_values import Returns, Target
+from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Update, hyperparameters_of, require
+from rollax.agents.memory import Torso
+from rollax.agents.returns import NStep
+from rollax.agents.transitions import Transitions
+from rollax.envs import spaces
+from rollax.envs.base import PyTree, TimeStep
+from rollax.errors import InputError, nearest
+
+TARGET_ENTROPIES = ("auto", "dimensions", "log_actions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What SAC can be told. The floats are hyperparameters: they live in the state and may be traced."""
+
+    learning_rate: float = 3e-4
+    """Step size of Adam for the policy."""
+    critic_learning_rate: float = 1e-3
+    """Step size of Adam for the critics."""
+    temperature_learning_rate: float = 3e-4
+    """Step size of Adam for the logarithm of the temperature."""
+    discount: float = 0.99
+    """gamma, per environment step."""
+    learn_temperature: bool = True
+    """Whether the temperature is learnt, so that the policy's entropy comes to the target; if not, it stays."""
+    initial_temperature: float = 1.0
+    """alpha at the start, weight of the entropy in units of value."""
+    target_entropy: str = "auto"
+    """What the target entropy, in nats, is a multiple of: dimensions (minus the number of the Box's, actions being in
+    units of half its range), log_actions (that of random actions, of a Discrete space), or auto, which takes the one
+    that fits."""
+    target_entropy_scale: float = 1.0
+    """How many of those it is; -D/2, as some code bases have it, is 0.5."""
+    actor_period: int = 1
+    """Updates of the critics from one of the policy and the temperature to the next."""
+    num_critics: int = 2
+    """Critics, of which the lowest counts."""
+    target_critics: int = 0
+    """How many critics, drawn anew in each update, make a target, of which the lowest counts; 0: all (REDQ: 2)."""
+    mean_critics: bool = False
+    """Whether the policy climbs the mean of all critics rather than the lowest; that of quantiles always does."""
+    distribution: str = "none"
+    """What critics learn of returns: none (the mean alone), categorical, or quantile (TQC)."""
+    num_atoms: int = 51
+    """Atoms of a categorical distribution."""
+    value_min: float = -100.0
+    """Return of its lowest atom."""
+    value_max: float = 100.0
+    """Return of its highest atom."""
+    num_quantiles: int = 25
+    """Quantiles of each critic."""
+    dropped_quantiles: int = 2
+    """How many of the largest, for each critic, are left out of the target."""
+    huber_threshold: float = 1.0
+    """kappa of the quantiles' Huber loss, in units of value."""
+    batch_norm: bool = False
+    """Whether critics are normalised over batches of transitions with their successors, without target networks
+    (CrossQ)."""
+    dropout: float = 0.0
+    """Share of the critics' hidden units left out at random while learning; 0: none, whatever a grid says."""
+    target_period: int = 1
+    """Updates from one step of the target networks to the next."""
+    target_rate: float = 0.005
+    """Share of the way to the critics that each such step goes; 1 copies them."""
+    adam_epsilon: float = 1e-8
+    """Epsilon of Adam."""
+    adam_momentum: float = 0.9
+    """beta_1 of Adam (CrossQ: 0.5)."""
+    random_steps: float = 1000.0
+    """Environment steps at the start in which actions are uniformly random."""
+    initial_log_scale: float = -1.0
+    """Logarithm of the scale of a Box's actions at the start, in units of half the Box."""
+    priority_exponent: float = 0.6
+    """Power of the error that a row is drawn with, of prioritised replay."""
+    importance_exponent: float = 0.4
+    """beta, how far the loss is corrected for that, of prioritised replay."""
+    normalise_observation: bool = False
+    """Whether observations are shifted and scaled by their running mean and standard deviation."""
+    torso: str = "mlp"
+    """Networks below policy and critics: mlp, cnn, or package.module:NAME or file.py:NAME of one's own, which for the
+    critics of a Box gets a dict of the observation and the action."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Widths of their hidden layers."""
+    activation: str = "relu"
+    """Activation between layers: tanh, relu, gelu, silu or elu."""
+    layer_norm: bool = False
+    """Whether each layer's outputs are normalised before the activation."""
+    compute_dtype: str = "float32"
+    """What those layers compute in: float32 or bfloat16."""
+
+
+def check(config: Config, num_steps: int, num_envs: int) -> None:
+    """Raises InputError where the config cannot train."""
+
+    def need(condition: bool, name: str, remedy: str) -> None:
+        require(condition, f"agent.{name}", getattr(config, name), remedy)
+
+    for name in ("learning_rate", "critic_learning_rate", "temperature_learning_rate", "initial_temperature"):
+        need(getattr(config, name) > 0, name, "must be above 0")
+    for name in ("adam_epsilon", "huber_threshold"):
+        need(getattr(config, name) > 0, name, "must be above 0")
+    for name in ("discount", "importance_exponent"):
+        need(0 <= getattr(config, name) <= 1, name, "must be between 0 and 1")
+    for name in ("priority_exponent", "random_steps"):
+        need(getattr(config, name) >= 0, name, "must not be negative")
+    need(0 <= config.adam_momentum < 1, "adam_momentum", "must be at least 0 and below 1")
+    need(0 < config.target_rate <= 1, "target_rate", "must be above 0 and at most 1")
+    need(config.actor_period >= 1, "actor_period", "must be at least 1")
+    need(math.isfinite(config.initial_log_scale), "initial_log_scale", "must be finite")
+    critics.check(config)
+    most = config.num_critics
+    need(0 <= config.target_critics <= most, "target_critics", f"must be between 0 and agent.num_critics = {most}")
+    most = config.num_quantiles
+    need(0 <= config.dropped_quantiles < most, "dropped_quantiles", f"must be below agent.num_quantiles = {most}")
+    if config.target_entropy not in TARGET_ENTROPIES:
+        remedy = nearest(config.target_entropy, TARGET_ENTROPIES)
+        raise InputError(f"agent.target_entropy = {config.target_entropy!r} is no known convention: {remedy}")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Params:
+    """The policy's parameters."""
+
+    torso: PyTree
+    policy: PyTree  # of the linear layer to the policy head's inputs
+    head: PyTree  # of the policy head, what does not depend on the observation
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The whole state of an SAC agent."""
+
+    params: Params
+    opt_state: optax.OptState
+    critics: critics.State
+    log_temperature: jax.Array  # float32 []
+    temperature_opt_state: optax.OptState
+    observation_statistics: normalisation.Statistics | None  # None unless observations are normalised
+    hyperparameters: Hyperparameters  # float32 scalars
+    updates: jax.Array  # int32 [], batches learnt from
+    env_steps: jax.Array  # int32 [], environment steps observed
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The static pieces of one agent."""
+
+    config: Config
+    observation_space: PyTree
+    action_space: spaces.Box | spaces.Discrete
+    head: heads.Head
+    torso: Torso
+    policy_layer: networks.Network
+    critics: critics.Critics
+
+    @property
+    def target_entropy(self) -> float:
+        """In nats."""
+        scale = self.config.target_entropy_scale
+        if isinstance(self.action_space, spaces.Box):
+            return -scale * spaces.size(self.action_space)
+        return scale * math.log(self.action_space.n)
+
+    def policy(self, params: Params, observation: PyTree, mask: PyTree | None) -> Any:
+        """The distribution `[B]` over samples at normalised observations, leaves `[B, ...]`."""
+        batch = jax.tree.leaves(observation)[0].shape[0]
+        _, features = self.torso.step(params.torso, (), observation, jnp.zeros((batch,), jnp.bool_))
+        return self.head.distribution(self.policy_layer.apply(params.policy, features), features, params.head, mask)
+
+    def optimiser(self, hyper: Hyperparameters) -> optax.GradientTransformation:
+        """Adam, without its learning rate: of the policy, and of the temperature."""
+        return optimisers.adam(hyper["adam_epsilon"], hyper["adam_momentum"])
+
+
+def make(observation_space: PyTree, action_space: spaces.Space, config: Config = Config()) -> Agent:
+    """Returns an SAC agent.
+
+    Args:
+        observation_space: A PyTree of spaces.
+        action_space: `Discrete`, or a `Box` with finite bounds, which actions are squashed into by tanh.
+        config: What SAC can be told.
+
+    Raises:
+        InputError: The action space is another, `target_entropy` does not fit it, or the torso has a memory or does not
+            fit the observations.
+    """
+    parts = make_parts(observation_space, action_space, config)
+    return Agent(
+        init=functools.partial(init, parts),
+        init_memory=lambda num_envs: (),
+        noise=functools.partial(noise, parts),
+        act_with=functools.partial(act_with, parts),
+        observe=normalisation.observe,
+        update=functools.partial(update, parts),
+        consumes="transitions",
+    )
+
+
+def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Config) -> Parts:
+    """Returns the static pieces of the agent that `make` returns; arguments and errors are the same."""
+    spaces.leaves(observation_space)
+    space = exploration.box_or_discrete(action_space, "sac")
+    fitting = "dimensions" if isinstance(space, spaces.Box) else "log_actions"
+    if config.target_entropy not in ("auto", fitting):
+        raise InputError(
+            f"agent.target_entropy = {config.target_entropy!r} does not fit the action space {space!r}: set it to "
+            f"{fitting!r}."
+        )
+    networks.get_activation(config.activation)
+    torso = torsos.without_memory(config, observation_space, "sac")
+    is_box = isinstance(space, spaces.Box)
+    head = heads.make(
+        space, "sac", torsos.num_features(torso, observation_space), squash=is_box, state_dependent_scale=is_box
+    )
+    return Parts(
+        config=config,
+        observation_space=observation_space,
+        action_space=space,
+        head=head,
+        torso=torso,
+        policy_layer=networks.make_linear(head.num_outputs, scale=0.01),
+        critics=critics.make(config, observation_space, space),
+    )
+
+
+def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None = None) -> State:
+    """Returns a fresh agent; `hyperparameters` replaces numbers of the config."""
+    key_torso, key_policy, key_critics = jax.random.split(key, 3)
+    hyper = hyperparameters_of(parts.config, hyperparameters)
+    example = spaces.zeros(parts.observation_space)
+    features = jnp.zeros((1, torsos.num_features(parts.torso, parts.observation_space)))
+    params = Params(
+        torso=parts.torso.init(key_torso, jax.tree.map(lambda leaf: leaf[None], example)),
+        policy=parts.policy_layer.init(key_policy, features),
+        head=parts.head.init(hyper["initial_log_scale"]),
+    )
+    log_temperature = jnp.log(hyper["initial_temperature"])
+    return State(
+        params=params,
+        opt_state=parts.optimiser(hyper).init(params),
+        critics=parts.critics.init(key_critics, hyper),
+        log_temperature=log_temperature,
+        temperature_opt_state=parts.optimiser(hyper).init(log_temperature),
+        observation_statistics=normalisation.init(example) if parts.config.normalise_observation else None,
+        hyperparameters=hyper,
+        updates=jnp.zeros((), jnp.int32),
+        env_steps=jnp.zeros((), jnp.int32),
+    )
+
+
+def noise(parts: Parts, key: jax.Array, num_envs: int) -> tuple[PyTree, PyTree]:
+    """Draws what acting once in `num_envs` environments needs: the policy's noise, and random actions."""
+    key_policy, key_random = jax.random.split(key)
+    return parts.head.noise(key_policy, num_envs), exploration.random_noise(key_random, num_envs, parts.action_space)
+
+
+def act_with(
+    parts: Parts, state: State, memory: tuple[()], timestep: TimeStep, noise: Any, explore: bool = True
+) -> tuple[tuple[()], Decision]:
+    """Samples actions, random ones for the first `random_steps`; the most likely ones where `explore` is False."""
+    observation = normalisation.normalise(state.observation_statistics, timestep.observation)
+    policy = parts.policy(state.params, observation, timestep.action_mask)
+    if not explore:
+        return memory, Decision(parts.head.to_action(policy.mode()), {})
+    of_policy, of_random = noise
+    _, sample = parts.head.sample(policy, jnp.zeros(()), state.params.head, of_policy, (), timestep.is_first)
+    random = exploration.random_action(of_random, parts.action_space, timestep.action_mask)
+    action = parts.head.to_action(sample)
+    warming_up = state.env_steps < state.hyperparameters["random_steps"]
+    return memory, Decision(jnp.where(warming_up, random, action), {})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What a policy may do in B states, each with its weight: one sampled action of a Box, all of a Discrete space."""
+
+    action: jax.Array | None  # float32 [B, D] in units of the Box; None: all
+    probability: jax.Array  # float32 [B, A], 1 for the sample
+    log_prob: jax.Array  # float32 [B, A], of a Box the log-density in its units, before any clipping
+
+
+def choose(parts: Parts, params: Params, observation: PyTree, mask: PyTree | None, key: jax.Array) -> Choices:
+    """Returns what the policy may do at normalised observations, leaves `[B, ...]`, differentiable in `params`."""
+    policy = parts.policy(params, observation, mask)
+    if isinstance(parts.action_space, spaces.Discrete):
+        log_prob = jax.nn.log_softmax(policy.logits, axis=-1)
+        return Choices(None, jnp.exp(log_prob), log_prob)
+    drawn = parts.head.noise(key, policy.loc.shape[0])
+    _, sample = parts.head.sample(policy, jnp.zeros(()), params.head, drawn, (), jnp.zeros((), jnp.bool_))
+    log_prob = policy.log_prob(sample)[:, None]
+    return Choices(jnp.tanh(sample), jnp.ones_like(log_prob), log_prob)
+
+
+def soft_target(folded: NStep, expected: Returns, choices: Choices, temperature: jax.Array | float) -> Target:
+    """Targets of soft Q-learning (Haarnoja et al. 2018), a mixture over what the policy may do at the successor.
+
+        G = R + gamma^m (Q(s', a') - alpha log pi(a'|s')),   a' ~ pi(.|s')
+
+    Args:
+        folded: R and gamma^m of B windows; gamma^m is 0 after a termination, for the entropy too.
+        expected: Of the choices at the successors, leaves `[B, A, K]`.
+        choices: Those of the policy there.
+        temperature: alpha.
+
+    Returns:
+        A * K atoms.
+    """
+    atoms = value_learning.bootstrapped(folded, expected.atoms - temperature * choices.log_prob[..., None])
+    weights = choices.probability[..., None] * jnp.exp(expected.log_weights)
+    return Target(atoms.reshape(atoms.shape[0], -1), weights.reshape(atoms.shape[0], -1))
+
+
+def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple[State, Update]:
+    """Learns from one sample of windows `[n, B]`: critics, then the policy, then the temperature."""
+    key_critics, key_actor = jax.random.split(key)
+    rows = transitions.read(batch, state.hyperparameters["discount"], state.observation_statistics)
+    state = dataclasses.replace(state, updates=state.updates + 1)
+    state, learnt = update_critics(parts, state, rows, key_critics)
+    state, metrics = critics.every(
+        parts.config.actor_period, state.updates, functools.partial(update_actor, parts), state, rows, key_actor
+    )
+    of_critics, priorities = critics.report(learnt, rows.valid, parts.config.distribution != "none")
+    return state, Update({**of_critics, **metrics, "temperature": jnp.exp(state.log_temperature)}, priorities)
+
+
+def update_critics(parts: Parts, state: State, rows: Transitions, key: jax.Array) -> tuple[State, critics.Learnt]:
+    """Takes one step on the loss of the critics."""
+    config, hyper = parts.config, state.hyperparameters
+    key_choices, key_subset, key_update = jax.random.split(key, 3)
+    choices = choose(parts, state.params, rows.successor, rows.successor_mask, key_choices)
+    temperature = jnp.exp(state.log_temperature)
+
+    def make_target(expected: Returns) -> Target:
+        if config.target_critics:
+            members = jax.random.permutation(key_subset, config.num_critics)[: config.target_critics]
+            expected = jax.tree.map(lambda leaf: leaf[members], expected)
+        if config.distribution == "quantile":
+            expected = critics.truncated(expected, config.dropped_quantiles)
+        else:
+            expected = critics.lowest(expected)
+        return soft_target(rows.folded, expected, choices, temperature)
+
+    action = rows.action
+    if isinstance(parts.action_space, spaces.Box):
+        action = heads.to_unit(parts.action_space, action)
+    learner, learnt = parts.critics.update(
+        state.critics,
+        (rows.observation, action),
+        (rows.successor, choices.action),
+        make_target,
+        rows.weights,
+        hyper,
+        state.updates,
+        key_update,
+    )
+    return dataclasses.replace(state, critics=learner), learnt
+
+
+def update_actor(parts: Parts, state: State, rows: Transitions, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+    """Takes one step on the loss of the policy, and one on that of the temperature.
+
+    L(pi) = E[alpha log pi(a|s) - Q(s, a)],   L(alpha) = log(alpha) (H(pi) - H_target)
+    """
+    config, hyper = parts.config, state.hyperparameters
+    key_choices, key_critics = jax.random.split(key)
+    temperature = jnp.exp(state.log_temperature)
+
+    def loss(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        choices = choose(parts, params, rows.observation, rows.action_mask, key_choices)
+        expected = parts.critics.returns(
+            state.critics.params, state.critics.statistics, rows.observation, choices.action, hyper, key_critics
+        )
+        mean = config.mean_critics or config.distribution == "quantile"
+        values = jnp.mean(expected.values, axis=0) if mean else jnp.min(expected.values, axis=0)
+        losses = jnp.sum(choices.probability * (temperature * choices.log_prob - values), axis=-1)
+        entropy = -jnp.sum(choices.probability * choices.log_prob, axis=-1)
+        return jnp.mean(rows.weights * losses), (jnp.mean(losses), jnp.mean(entropy))
+
+    gradients, (policy_loss, entropy) = jax.grad(loss, has_aux=True)(state.params)
+    params, opt_state = optimisers.descend(
+        parts.optimiser(hyper), gradients, state.opt_state, state.params, hyper["learning_rate"]
+    )
+    state = dataclasses.replace(state, params=params, opt_state=opt_state)
+    if config.learn_temperature:
+        log_temperature, opt_state = optimisers.descend(
+            parts.optimiser(hyper),
+            entropy - parts.target_entropy,
+            state.temperature_opt_state,
+            state.log_temperature,
+            hyper["temperature_learning_rate"],
+        )
+        state = dataclasses.replace(state, log_temperature=log_temperature, temperature_opt_state=opt_state)
+    return state, {"policy_loss": policy_loss, "entropy": entropy}

@@ -1,0 +1,53 @@
+"""Replayed windows as agents that learn from single transitions read them, n-step returns folded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from rollax.agents import normalisation, returns
+from rollax.agents.base import Replayed
+from rollax.agents.returns import NStep
+from rollax.envs.base import PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Transitions:
+    """B transitions over n steps, or fewer where the episode ended before."""
+
+    observation: PyTree  # leaves [B, ...], normalised
+    action: jax.Array  # [B, *action_shape], as the environment took it
+    action_mask: PyTree | None  # bool [B, num_actions], legal at `observation`; None: all are
+    folded: NStep  # the return up to the successor
+    successor: PyTree  # leaves [B, ...], normalised: what truly followed, before any reset
+    successor_mask: PyTree | None  # bool [B, num_actions], legal there
+    weights: jax.Array  # float32 [B], importance weights, 0 where there is nothing to learn
+    valid: jax.Array  # bool [B], where there is
+
+
+def read(sample: Replayed, discount: jax.Array, statistics: normalisation.Statistics | None = None) -> Transitions:
+    """Returns the transitions that start windows `[n, B]`.
+
+    Args:
+        sample: From a buffer.
+        discount: gamma, a scalar.
+        statistics: What observations are normalised by; None: they are not.
+    """
+    rows = sample.experience
+    folded = returns.n_step(rows.reward, rows.terminated, rows.truncated, discount, sample.mask)
+    successor, successor_mask = returns.at_last((rows.final_observation, rows.final_action_mask), folded.last)
+    observation, action, mask, valid = jax.tree.map(
+        lambda leaf: leaf[0], (rows.observation, rows.action, rows.action_mask, sample.mask)
+    )
+    return Transitions(
+        observation=normalisation.normalise(statistics, observation),
+        action=action,
+        action_mask=mask,
+        folded=folded,
+        successor=normalisation.normalise(statistics, successor),
+        successor_mask=successor_mask,
+        weights=sample.weights * valid,
+        valid=valid,
+    )
