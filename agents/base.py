@@ -37,9 +37,9 @@ class Rollout:
     truncated: jax.Array  # bool [T, N], that step was cut off
     is_first: jax.Array  # bool [T, N], `observation` starts an episode
     final_observation: PyTree  # [T, N, *observation_shape], the true successor, before any reset
-    action_mask: PyTree | None  # bool [T, N, num_actions], legal actions at `observation`; None: all are
-    final_action_mask: PyTree | None  # bool [T, N, num_actions], legal actions at `final_observation`
-    extras: PyTree  # leaves [T, N, ...], from `Decision.extras`
+    action_mask: PyTree | None = None  # bool [T, N, num_actions], legal actions at `observation`; None: all are
+    final_action_mask: PyTree | None = None  # bool [T, N, num_actions], legal actions at `final_observation`
+    extras: PyTree = dataclasses.field(default_factory=dict)  # leaves [T, N, ...], from `Decision.extras`
     first_memory: PyTree = ()  # leaves [N, ...], the agent's memory before the first step; not part of a replay row
     last: TimeStep | None = None  # leaves [N, ...], the time step after the last row; not part of a replay row
 

@@ -38,7 +38,7 @@ class Clock:
 
     iteration: jax.Array  # int32 [], iterations done
     env_steps: jax.Array  # int32 [], environment steps of one seed; stops at the largest int32
-    positions: PyTree  # of the replay buffer; None without one
+    positions: PyTree  # of the replay buffer, rows of a data set included; None without one
 
 
 @jax.tree_util.register_dataclass
@@ -223,7 +223,7 @@ class Trainer:
 
     def _init_replay(
         self, agent_state: PyTree, memory: PyTree, env_state: PyTree, env_params: PyTree, timestep: TimeStep
-    ) -> tuple[PyTree, replay.Positions | None]:
+    ) -> tuple[PyTree, PyTree]:
         if self.buffer is None:
             return (), None
 

@@ -5,6 +5,8 @@ from .buffers import prioritised as prioritised
 from .buffers import sequence as sequence
 from .buffers import uniform as uniform
 from .flashbax import from_flashbax as from_flashbax
+from .offline import from_arrays as from_arrays
+from .offline import mix as mix
 from .positions import Positions as Positions
 from .storage import jit as jit
 from .storage import scan as scan

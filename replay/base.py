@@ -19,7 +19,8 @@ class ReplayState:
 
     # Leaves [capacity / N, N, ...], time rows of N environments, with priorities where there are any.
     rows: PyTree
-    # Where to write and what may be read, the same for all seeds of a job: `Positions`, or what flashbax counts.
+    # Where to write and what may be read, the same for all seeds of a job: `Positions`, what flashbax counts, or the
+    # rows of a data set.
     positions: Any
 
 
