@@ -99,6 +99,8 @@ class Config:
     """beta_1 of Adam (CrossQ: 0.5)."""
     random_steps: float = 1000.0
     """Environment steps at the start in which actions are uniformly random."""
+    random_period: int = 1
+    """Mean steps for which one of those random actions is repeated, which explores where single ones cancel out."""
     initial_log_scale: float = -1.0
     """Logarithm of the scale of a Box's actions at the start, in units of half the Box."""
     priority_exponent: float = 0.6
@@ -136,8 +138,10 @@ def check(config: Config, num_steps: int, num_envs: int) -> None:
         need(getattr(config, name) >= 0, name, "must not be negative")
     need(0 <= config.adam_momentum < 1, "adam_momentum", "must be at least 0 and below 1")
     need(0 < config.target_rate <= 1, "target_rate", "must be above 0 and at most 1")
-    need(config.actor_period >= 1, "actor_period", "must be at least 1")
-    need(math.isfinite(config.initial_log_scale), "initial_log_scale", "must be finite")
+    for name in ("actor_period", "random_period"):
+        need(getattr(config, name) >= 1, name, "must be at least 1")
+    for name in ("initial_log_scale", "target_entropy_scale"):
+        need(math.isfinite(getattr(config, name)), name, "must be finite")
     critics.check(config)
     most = config.num_critics
     need(0 <= config.target_critics <= most, "target_critics", f"must be between 0 and agent.num_critics = {most}")
@@ -186,13 +190,11 @@ class Parts:
     policy_layer: networks.Network
     critics: critics.Critics
 
-    @property
-    def target_entropy(self) -> float:
-        """In nats."""
-        scale = self.config.target_entropy_scale
+    def target_entropy(self, hyper: Hyperparameters) -> jax.Array:
+        """In nats, a scalar."""
         if isinstance(self.action_space, spaces.Box):
-            return -scale * spaces.size(self.action_space)
-        return scale * math.log(self.action_space.n)
+            return -hyper["target_entropy_scale"] * spaces.size(self.action_space)
+        return hyper["target_entropy_scale"] * math.log(self.action_space.n)
 
     def policy(self, params: Params, observation: PyTree, mask: PyTree | None) -> Any:
         """The distribution `[B]` over samples at normalised observations, leaves `[B, ...]`."""
@@ -220,7 +222,7 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
     parts = make_parts(observation_space, action_space, config)
     return Agent(
         init=functools.partial(init, parts),
-        init_memory=lambda num_envs: (),
+        init_memory=functools.partial(init_memory, parts),
         noise=functools.partial(noise, parts),
         act_with=functools.partial(act_with, parts),
         observe=normalisation.observe,
@@ -281,26 +283,48 @@ def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None
     )
 
 
-def noise(parts: Parts, key: jax.Array, num_envs: int) -> tuple[PyTree, PyTree]:
-    """Draws what acting once in `num_envs` environments needs: the policy's noise, and random actions."""
-    key_policy, key_random = jax.random.split(key)
-    return parts.head.noise(key_policy, num_envs), exploration.random_noise(key_random, num_envs, parts.action_space)
+def init_memory(parts: Parts, num_envs: int) -> jax.Array | tuple[()]:
+    """Returns the random actions' noise that is being repeated, `[N, ...]`; `()` where each is used once."""
+    if parts.config.random_period == 1:
+        return ()
+    return jnp.zeros_like(exploration.random_noise(jax.random.key(0), num_envs, parts.action_space))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """What acting once in N environments draws."""
+
+    policy: PyTree  # leaves [N, ...]
+    random: jax.Array  # float32 [N, ...], of `exploration.random_action`
+    redraw: jax.Array  # bool [N], whether a repeated random action gives way to that one
+
+
+def noise(parts: Parts, key: jax.Array, num_envs: int) -> Noise:
+    """Draws what acting once in `num_envs` environments needs."""
+    key_policy, key_random, key_redraw = jax.random.split(key, 3)
+    return Noise(
+        policy=parts.head.noise(key_policy, num_envs),
+        random=exploration.random_noise(key_random, num_envs, parts.action_space),
+        redraw=jax.random.bernoulli(key_redraw, 1.0 / parts.config.random_period, (num_envs,)),
+    )
 
 
 def act_with(
-    parts: Parts, state: State, memory: tuple[()], timestep: TimeStep, noise: Any, explore: bool = True
-) -> tuple[tuple[()], Decision]:
+    parts: Parts, state: State, memory: Any, timestep: TimeStep, noise: Noise | None, explore: bool = True
+) -> tuple[Any, Decision]:
     """Samples actions, random ones for the first `random_steps`; the most likely ones where `explore` is False."""
     observation = normalisation.normalise(state.observation_statistics, timestep.observation)
     policy = parts.policy(state.params, observation, timestep.action_mask)
-    if not explore:
+    if not explore or noise is None:
         return memory, Decision(parts.head.to_action(policy.mode()), {})
-    of_policy, of_random = noise
-    _, sample = parts.head.sample(policy, jnp.zeros(()), state.params.head, of_policy, (), timestep.is_first)
-    random = exploration.random_action(of_random, parts.action_space, timestep.action_mask)
-    action = parts.head.to_action(sample)
+    random = noise.random
+    if parts.config.random_period > 1:
+        random = memory = jnp.where((timestep.is_first | noise.redraw)[:, None], random, memory)
+    random = exploration.random_action(random, parts.action_space, timestep.action_mask)
+    _, sample = parts.head.sample(policy, jnp.zeros(()), state.params.head, noise.policy, (), timestep.is_first)
     warming_up = state.env_steps < state.hyperparameters["random_steps"]
-    return memory, Decision(jnp.where(warming_up, random, action), {})
+    return memory, Decision(jnp.where(warming_up, random, parts.head.to_action(sample)), {})
 
 
 @jax.tree_util.register_dataclass
@@ -418,7 +442,7 @@ def update_actor(parts: Parts, state: State, rows: Transitions, key: jax.Array) 
     if config.learn_temperature:
         log_temperature, opt_state = optimisers.descend(
             parts.optimiser(hyper),
-            entropy - parts.target_entropy,
+            entropy - parts.target_entropy(hyper),
             state.temperature_opt_state,
             state.log_temperature,
             hyper["temperature_learning_rate"],

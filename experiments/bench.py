@@ -32,6 +32,26 @@ DQN_SETTING = (
 )
 
 
+SAC_SETTING = (
+    "train.total_env_steps=128",
+    "log.every=128",
+    "train.num_envs=1",
+    "train.num_steps=8",
+    "train.updates_per_iteration=8",
+    "replay.capacity=100000",
+    "replay.batch_size=256",
+    "replay.min_size=8",
+    "agent.hidden_sizes=[256, 256]",
+)
+SAC_PRODUCTS = 16
+"""Products of a batch with a square layer in one update of SAC with two critics.
+
+The policy: once at the successors, three times (forwards, and backwards to inputs and weights) in its own loss. Each
+critic: once at the successors, three times in its loss, and twice, forwards and backwards to the action, in the
+policy's.
+"""
+
+
 def run_ppo(
     seeds: Sequence[int] = (1, 8), memories: Sequence[str] = ("none",), repeats: int = 5
 ) -> list[dict[str, Any]]:
@@ -75,6 +95,42 @@ def run_dqn(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, A
     overrides = ["train.total_env_steps=20000", "log.every=20000", *DQN_SETTING]
     config = configs.load("dqn_cartpole", overrides)
     return [_time(config, "dqn CartPole-v1 10 envs", {}, count, repeats) for count in seeds]
+
+
+def run_sac(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, Any]]:
+    """Times SAC in its usual setting, for each number of seeds in turn, beside what its matrix products alone allow.
+
+    The setting: Pendulum-v1, one environment, one update on a batch of 256 for each environment step (eight of them
+    after eight steps), policy and two critics with two layers of 256 units.
+
+    Args:
+        seeds: Numbers of seeds, each one job on all devices of this process.
+        repeats: Measurements; the median counts.
+
+    Returns:
+        One row for each number of seeds: `steps_per_second` (environment steps of all seeds, learning included),
+        `roofline` (those that there could be if only the products of a batch with the square layers took time,
+        `SAC_PRODUCTS` of them for each step, timed in the same run), `compile_seconds`, `devices`.
+    """
+    config = configs.load("sac_pendulum", SAC_SETTING)
+    rows = []
+    for count in seeds:
+        products = _products(256, count, repeats) / SAC_PRODUCTS
+        rows.append(_time(config, "sac Pendulum-v1 256x256", {}, count, repeats) | {"roofline": products})
+    return rows
+
+
+def _products(width: int, seeds: int, repeats: int) -> float:
+    """Returns the products `[width, width] @ [width, width]` per second of all seeds, in a scan for each seed."""
+    mesh, calls = seed_mesh(seeds), 64
+
+    def multiply(carry: jax.Array) -> tuple[jax.Array, None]:
+        weights = jnp.eye(width)
+        return lax.scan(lambda x, _: (x @ weights, None), carry, length=calls)[0], None
+
+    carry = jnp.ones((padded(seeds, mesh), width, width))
+    compiled = over_seeds(multiply, mesh, (0,), (0, None)).lower(carry).compile()
+    return statistics.median(_rates(compiled, carry, calls * seeds, repeats))
 
 
 def run_env(

@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(command=_list)
 
     bench = commands.add_parser("bench", help="measure speed on this machine", allow_abbrev=False)
-    bench.add_argument("benchmark", choices=("ppo", "dqn", "env", "replay"), help="what to measure")
+    bench.add_argument("benchmark", choices=("ppo", "dqn", "sac", "env", "replay"), help="what to measure")
     bench.add_argument("--seeds", type=int, metavar="N", help="seeds in one job (default: 1, and then 8)")
     bench.add_argument("--memory", nargs="+", metavar="KIND", default=["none"], help="ppo: memories of the network")
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to a file as well")
@@ -222,6 +222,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     benchmarks: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "ppo": lambda: bench.run_ppo(seeds, arguments.memory),
         "dqn": lambda: bench.run_dqn(seeds),
+        "sac": lambda: bench.run_sac(seeds),
         "env": bench.run_env,
         "replay": lambda: bench_replay.run_replay(seeds),
     }

@@ -157,7 +157,7 @@ def test_bad_input_is_one_sentence_and_status_2(
         ["train", "ppo_cartpole", "--see", "3"],
         ["list", "runs"],
         ["bench"],
-        ["bench", "sac"],
+        ["bench", "mpo"],
         ["eval"],
     ],
 )
@@ -251,6 +251,19 @@ def test_bench(
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "seeds", "steps_per_second"]
     assert [line.split()[2] for line in lines] == [f"{1e6 * count:,.2f}" for count in seeds]
+
+
+def test_bench_sac_shows_the_roofline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench, "SECONDS", 0.01)
+    monkeypatch.setattr(bench, "SAC_SETTING", [*bench.SAC_SETTING, "agent.hidden_sizes=[8]", "replay.batch_size=8"])
+    (row,) = bench.run_sac(seeds=(1,), repeats=1)
+    assert row["roofline"] > 0
+    assert row["steps_per_second"] > 0
+    monkeypatch.setattr(bench, "run_sac", lambda seeds: [row])
+    assert cli.main(["bench", "sac", "--seeds", "1"]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert "roofline" in header.split()
+    assert f"{row['roofline']:,.2f}" in line.split()
 
 
 def test_bench_ppo_with_memories(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
