@@ -60,7 +60,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert written >= {"config.toml", "metrics.csv", "evaluations.csv", "summary.json", "curves.png", "checkpoints"}
 
 
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", range(7))
 def test_snippet(index: int, tmp_path: Path) -> None:
     script = tmp_path / "snippet.py"
     script.write_text(blocks("python")[index], encoding="utf-8")

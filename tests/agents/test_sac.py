@@ -29,11 +29,27 @@ def make(space: Space = BOX, **changes: Any) -> tuple[Agent, sac.Parts]:
     return agent, agent.update.args[0]
 
 
+def start(agent: Agent, seed: int = 0) -> sac.State:
+    state: sac.State = jax.jit(agent.init)(jax.random.key(seed))
+    return state
+
+
+# Compiled once for each agent: un-jitted, an update is hundreds of small programs.
+update_critics = jax.jit(sac.update_critics, static_argnums=0)
+update_actor = jax.jit(sac.update_actor, static_argnums=0)
+choose = jax.jit(sac.choose, static_argnums=0)
+
+
+def expected_returns(parts: sac.Parts, params: Any, observation: Any, action: Any, hyper: Any, key: Any = None) -> Any:
+    """What critics without batch norm expect."""
+    return jax.jit(parts.critics.returns)(params, {}, observation, action, hyper, key)
+
+
 def windows(batch: int = 6, space: Space = BOX, seed: int = 0, **changes: Any) -> replay.Sample:
     """Random windows of one row that go on, with fields replaced."""
     random = np.random.default_rng(seed)
     never = jnp.zeros((1, batch), jnp.bool_)
-    action = jax.vmap(space.sample)(jax.random.split(jax.random.key(seed), batch))[None]
+    action = jax.jit(jax.vmap(space.sample))(jax.random.split(jax.random.key(seed), batch))[None]
     fields = {
         "observation": jnp.asarray(random.normal(size=(1, batch, F)), jnp.float32),
         "action": action,
@@ -49,7 +65,7 @@ def windows(batch: int = 6, space: Space = BOX, seed: int = 0, **changes: Any) -
 
 
 def timestep(num_envs: int, is_first: Any = None, **changes: Any) -> envs.TimeStep:
-    seen = jax.vmap(lambda observation: envs.timestep(observation))(jnp.zeros((num_envs, F)))
+    seen = jax.jit(jax.vmap(lambda observation: envs.timestep(observation)))(jnp.zeros((num_envs, F)))
     seen = dataclasses.replace(seen, is_first=jnp.zeros(num_envs, bool) if is_first is None else is_first)
     return dataclasses.replace(seen, **changes)
 
@@ -96,18 +112,18 @@ def test_a_discrete_target_is_the_mean_over_the_policy() -> None:
 
 def test_the_true_successor_is_bootstrapped_from_and_its_mask_rules() -> None:
     agent, parts = make(Discrete(3), learning_rate=0.1)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     mask = jnp.tile(jnp.array([False, True, False]), (1, 6, 1))
     ends = jnp.ones((1, 6), bool)
     batch = windows(6, Discrete(3), truncated=ends, action_mask=mask, final_action_mask=mask)
     rows = transitions.read(batch, jnp.float32(0.9))
-    choices = sac.choose(parts, state.params, rows.successor, rows.successor_mask, jax.random.key(0))
+    choices = choose(parts, state.params, rows.successor, rows.successor_mask, jax.random.key(0))
     np.testing.assert_allclose(choices.probability, np.tile([0.0, 1.0, 0.0], (6, 1)), atol=1e-7)
     assert np.all(np.isfinite(choices.log_prob))
     np.testing.assert_array_equal(rows.successor, batch.experience.final_observation[0])
-    _, learnt = sac.update_critics(parts, state, rows, jax.random.key(1))
-    ahead = parts.critics.returns(
-        state.critics.target_params, {}, rows.successor, None, state.hyperparameters
+    _, learnt = update_critics(parts, state, rows, jax.random.key(1))
+    ahead = expected_returns(
+        parts, state.critics.target_params, rows.successor, None, state.hyperparameters
     ).values.min(axis=0)[:, 1]
     fitted = np.asarray(learnt.td_error + learnt.values)
     np.testing.assert_allclose(fitted, batch.experience.reward[0] + 0.9 * ahead, rtol=1e-5, atol=1e-5)
@@ -120,14 +136,14 @@ def test_after_an_update_each_critic_equals_its_own_independent_update(distribut
     both, parts = make(num_critics=2, **settings)
     alone, parts_alone = make(num_critics=1, **settings)
     batch = windows(8)
-    state = both.init(jax.random.key(0))
+    state = start(both)
     rows = transitions.read(batch, state.hyperparameters["discount"])
-    together, _ = jax.jit(functools.partial(sac.update_critics, parts))(state, rows, jax.random.key(1))
+    together, _ = update_critics(parts, state, rows, jax.random.key(1))
     for index in range(2):
-        single = alone.init(jax.random.key(0))
+        single = start(alone)
         own = jax.tree.map(lambda leaf, index=index: leaf[index : index + 1], state.critics.params)
         single = dataclasses.replace(single, critics=dataclasses.replace(single.critics, params=own))
-        single, _ = jax.jit(functools.partial(sac.update_critics, parts_alone))(single, rows, jax.random.key(2))
+        single, _ = update_critics(parts_alone, single, rows, jax.random.key(2))
         after = jax.tree.map(lambda leaf, index=index: leaf[index : index + 1], together.critics.params)
         close(after, single.critics.params)
         assert not equal(after, own)
@@ -135,12 +151,12 @@ def test_after_an_update_each_critic_equals_its_own_independent_update(distribut
 
 def test_a_zero_loss_leaves_its_critic_unchanged_and_not_the_other() -> None:
     agent, parts = make(discount=0.0)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     # The first critic says 0 everywhere, which is what there is to earn.
     zeroed = jax.tree.map(lambda leaf: leaf.at[0].set(0.0), state.critics.params)
     state = dataclasses.replace(state, critics=dataclasses.replace(state.critics, params=zeroed))
     rows = transitions.read(windows(8, reward=jnp.zeros((1, 8))), state.hyperparameters["discount"])
-    after, _ = sac.update_critics(parts, state, rows, jax.random.key(1))
+    after, _ = update_critics(parts, state, rows, jax.random.key(1))
     member = [jax.tree.map(lambda leaf, i=i: leaf[i], (zeroed, after.critics.params)) for i in range(2)]
     assert equal(*member[0])
     assert not equal(*member[1])
@@ -152,20 +168,20 @@ def test_twelve_rows_in_batches_of_four_are_each_read_once() -> None:
     batch = windows(12, reward=reward[None])
     parts = [windows_slice(batch, start, start + 4) for start in (0, 4, 8)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
 
     def step(state: sac.State, sample: replay.Sample) -> tuple[sac.State, jax.Array]:
         state, update = agent.update(state, sample, jax.random.key(3))
         assert update.priorities is not None
         return state, update.priorities
 
-    scanned, priorities = jax.lax.scan(step, state, stacked)
+    scanned, priorities = jax.jit(lambda state: jax.lax.scan(step, state, stacked))(state)
     # The critic starts near 0 and hardly moves, so a row's error tells which reward, 0 to 11, was read.
     np.testing.assert_allclose(priorities.reshape(-1), reward, atol=2.0)
     assert np.all(np.diff(np.asarray(priorities).reshape(-1)) > -2.0)
     one_by_one = state
     for sample, seen in zip(parts, priorities, strict=True):
-        one_by_one, read = step(one_by_one, sample)
+        one_by_one, read = jax.jit(step)(one_by_one, sample)
         np.testing.assert_allclose(read, seen, rtol=1e-4, atol=1e-4)
     close(scanned.params, one_by_one.params, 1e-4)
 
@@ -189,7 +205,7 @@ def windows_slice(batch: replay.Sample, start: int, end: int) -> replay.Sample:
 )
 def test_the_target_entropy(space: Space, changes: dict[str, Any], expected: float) -> None:
     agent, parts = make(space, **changes)
-    hyper = agent.init(jax.random.key(0)).hyperparameters
+    hyper = start(agent).hyperparameters
     assert float(parts.target_entropy(hyper)) == pytest.approx(expected, rel=1e-6)
 
 
@@ -197,27 +213,30 @@ def test_the_target_entropy(space: Space, changes: dict[str, Any], expected: flo
 @pytest.mark.parametrize("scale", [-50.0, 50.0])
 def test_entropy_below_its_target_makes_the_temperature_rise(space: Space, scale: float) -> None:
     agent, parts = make(space, target_entropy_scale=scale, initial_temperature=0.5)
-    state = agent.init(jax.random.key(0))
-    after, update = agent.update(state, windows(6, space), jax.random.key(1))
+    state = start(agent)
+    after, update = jax.jit(agent.update)(state, windows(6, space), jax.random.key(1))
     below = float(update.metrics["entropy"]) < float(parts.target_entropy(state.hyperparameters))
     assert below == (scale < 0 if isinstance(space, Box) else scale > 0)
     assert (float(after.log_temperature) > math.log(0.5)) == below
     fixed, _ = make(space, target_entropy_scale=scale, initial_temperature=0.5, learn_temperature=False)
-    assert float(fixed.update(state, windows(6, space), jax.random.key(1))[0].log_temperature) == state.log_temperature
+    assert (
+        float(jax.jit(fixed.update)(state, windows(6, space), jax.random.key(1))[0].log_temperature)
+        == state.log_temperature
+    )
 
 
 def test_log_probs_are_of_the_action_in_units_of_the_box_and_finite_at_its_bounds() -> None:
     agent, parts = make()
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     observation = jnp.zeros((4, F))
-    choices = sac.choose(parts, state.params, observation, None, jax.random.key(1))
+    choices = choose(parts, state.params, observation, None, jax.random.key(1))
     policy = parts.policy(state.params, observation, None)
     assert isinstance(policy, TanhNormal)
     np.testing.assert_allclose(choices.log_prob[:, 0], policy.log_prob(jnp.arctanh(choices.action)), rtol=1e-3)
     far = dataclasses.replace(
         state.params, policy=jax.tree.map(lambda leaf: jnp.full_like(leaf, 40.0), state.params.policy)
     )
-    saturated = sac.choose(parts, far, jnp.ones((4, F)), None, jax.random.key(1))
+    saturated = choose(parts, far, jnp.ones((4, F)), None, jax.random.key(1))
     np.testing.assert_array_equal(saturated.action, np.ones((4, 2)))
     assert np.all(np.isfinite(saturated.log_prob))
 
@@ -234,16 +253,16 @@ def test_truncated_atoms_by_hand() -> None:
 
 def test_the_loss_of_truncated_quantiles_against_rlax() -> None:
     agent, parts = make(distribution="quantile", discount=0.9, dropped_quantiles=2)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     hyper = state.hyperparameters
     rows = transitions.read(windows(6), hyper["discount"])
-    _, learnt = sac.update_critics(parts, state, rows, jax.random.key(4))
-    choices = sac.choose(parts, state.params, rows.successor, None, jax.random.split(jax.random.key(4), 3)[0])
-    ahead = parts.critics.returns(state.critics.target_params, {}, rows.successor, choices.action, hyper)
+    _, learnt = update_critics(parts, state, rows, jax.random.key(4))
+    choices = choose(parts, state.params, rows.successor, None, jax.random.split(jax.random.key(4), 3)[0])
+    ahead = expected_returns(parts, state.critics.target_params, rows.successor, choices.action, hyper)
     pooled = np.sort(np.asarray(ahead.atoms)[:, :, 0].transpose(1, 0, 2).reshape(6, -1), axis=-1)[:, :6]
     target = rows.folded.reward[:, None] + 0.9 * (pooled - choices.log_prob)
     action = heads.to_unit(BOX, rows.action)
-    predicted = parts.critics.returns(state.critics.params, {}, rows.observation, action, hyper).atoms[:, :, 0]
+    predicted = expected_returns(parts, state.critics.params, rows.observation, action, hyper).atoms[:, :, 0]
     taus = (np.arange(5) + 0.5) / 5
     expected = [
         [rlax.quantile_regression_loss(predicted[e, b], taus, target[b], huber_param=1.0) for b in range(6)]
@@ -254,28 +273,28 @@ def test_the_loss_of_truncated_quantiles_against_rlax() -> None:
 
 def test_crossq_sees_transitions_and_successors_in_one_batch_and_has_no_targets() -> None:
     agent, parts = make(batch_norm=True)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     assert state.critics.target_params == ()
     rows = transitions.read(windows(6), state.hyperparameters["discount"])
-    after, _ = sac.update_critics(parts, state, rows, jax.random.key(4))
-    choices = sac.choose(parts, state.params, rows.successor, None, jax.random.split(jax.random.key(4), 3)[0])
+    after, _ = update_critics(parts, state, rows, jax.random.key(4))
+    choices = choose(parts, state.params, rows.successor, None, jax.random.split(jax.random.key(4), 3)[0])
     taken = jnp.concatenate([heads.to_unit(BOX, rows.action), rows.observation], axis=-1)
     following = jnp.concatenate([choices.action, rows.successor], axis=-1)
     mean = np.concatenate([taken, following]).mean(axis=0)
     moved = after.critics.statistics["batch_stats"]["BatchNorm_0"]["mean"]
     np.testing.assert_allclose(moved, np.tile(0.01 * mean, (2, 1)), rtol=1e-4, atol=1e-6)
     # Acting on the critics, as the policy's loss does, uses the statistics and leaves them.
-    after, _ = sac.update_actor(parts, after, rows, jax.random.key(5))
+    after, _ = update_actor(parts, after, rows, jax.random.key(5))
     np.testing.assert_array_equal(after.critics.statistics["batch_stats"]["BatchNorm_0"]["mean"], moved)
 
 
 def test_dropout_needs_a_key_and_its_rate_is_a_number_of_the_state() -> None:
     agent, parts = make(dropout=0.5, layer_norm=True)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     observation, action = jnp.ones((3, F)), jnp.ones((3, 2))
 
     def values(hyper: Any, key: Any) -> np.ndarray:
-        return np.asarray(parts.critics.returns(state.critics.params, {}, observation, action, hyper, key).values)
+        return np.asarray(expected_returns(parts, state.critics.params, observation, action, hyper, key).values)
 
     still = values(state.hyperparameters, None)
     assert not np.allclose(values(state.hyperparameters, jax.random.key(1)), still)
@@ -285,15 +304,15 @@ def test_dropout_needs_a_key_and_its_rate_is_a_number_of_the_state() -> None:
 
 def test_a_target_of_a_random_subset_of_the_critics() -> None:
     agent, parts = make(num_critics=5, target_critics=2, discount=1.0, initial_temperature=1e-30)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     rows = transitions.read(windows(1, reward=jnp.zeros((1, 1))), jnp.float32(1.0))
     choices = [jax.random.split(jax.random.key(i), 3)[0] for i in range(12)]
     lows = set()
     for i, key in enumerate(choices):
-        _, learnt = sac.update_critics(parts, state, rows, jax.random.key(i))
-        action = sac.choose(parts, state.params, rows.successor, None, key).action
-        ahead = parts.critics.returns(
-            state.critics.target_params, {}, rows.successor, action, state.hyperparameters
+        _, learnt = update_critics(parts, state, rows, jax.random.key(i))
+        action = choose(parts, state.params, rows.successor, None, key).action
+        ahead = expected_returns(
+            parts, state.critics.target_params, rows.successor, action, state.hyperparameters
         ).values.reshape(5)
         rank = np.argmin(np.abs(np.sort(ahead) - float(learnt.td_error[0] + learnt.values[0])))
         lows.add(int(rank))
@@ -304,8 +323,8 @@ def test_a_target_of_a_random_subset_of_the_critics() -> None:
 @pytest.mark.parametrize(("updates", "moves"), [(0, False), (1, True)])
 def test_the_policy_moves_every_other_update(updates: int, moves: bool) -> None:
     agent, _ = make(actor_period=2, learning_rate=0.1)
-    state = dataclasses.replace(agent.init(jax.random.key(0)), updates=jnp.int32(updates))
-    after, update = agent.update(state, windows(6), jax.random.key(1))
+    state = dataclasses.replace(start(agent), updates=jnp.int32(updates))
+    after, update = jax.jit(agent.update)(state, windows(6), jax.random.key(1))
     assert equal(state.params, after.params) != moves
     assert (float(after.log_temperature) == float(state.log_temperature)) != moves
     assert bool(np.isnan(update.metrics["policy_loss"])) != moves
@@ -317,7 +336,7 @@ def test_the_policy_moves_every_other_update(updates: int, moves: bool) -> None:
 
 def test_actions_stay_inside_the_box() -> None:
     agent, _ = make(initial_log_scale=3.0, random_steps=0.0)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     _, decision = jax.jit(agent.act)(state, agent.init_memory(100_000), timestep(100_000), jax.random.key(1))
     action = np.asarray(decision.action)
     assert np.all((action >= BOX.low) & (action <= BOX.high))
@@ -327,7 +346,7 @@ def test_actions_stay_inside_the_box() -> None:
 @pytest.mark.parametrize("space", [BOX, Discrete(3)], ids=["box", "discrete"])
 def test_random_actions_until_random_steps(space: Space) -> None:
     agent, _ = make(space, random_steps=100.0, initial_log_scale=-8.0)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     _, decision = jax.jit(agent.act)(state, (), timestep(50_000), jax.random.key(1))
     action = np.asarray(decision.action)
     if isinstance(space, Box):
@@ -348,7 +367,7 @@ def test_random_actions_until_random_steps(space: Space) -> None:
 
 def test_random_actions_are_repeated_within_an_episode() -> None:
     agent, _ = make(random_steps=1e6, random_period=4)
-    state = agent.init(jax.random.key(0))
+    state = start(agent)
     memory, before = jax.jit(agent.act)(
         state, agent.init_memory(4000), timestep(4000, jnp.ones(4000, bool)), jax.random.key(1)
     )
