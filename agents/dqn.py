@@ -23,6 +23,7 @@ from rollax.agents import (
     optimisers,
     returns,
     torsos,
+    transitions,
     value_learning,
 )
 from rollax.agents.action_values import Returns, Target
@@ -206,16 +207,7 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
     Raises:
         InputError: The action space is another, or the torso has a memory or does not fit the observations.
     """
-    parts = make_parts(observation_space, action_space, config)
-    return Agent(
-        init=functools.partial(init, parts),
-        init_memory=lambda num_envs: (),
-        noise=functools.partial(noise, parts),
-        act_with=functools.partial(act_with, parts),
-        observe=normalisation.observe,
-        update=functools.partial(update, parts),
-        consumes="transitions",
-    )
+    return transitions.make_agent(make_parts(observation_space, action_space, config), init, noise, act_with, update)
 
 
 def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Config) -> Parts:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
 from rollax.agents import normalisation, returns
-from rollax.agents.base import Replayed
+from rollax.agents.base import Agent, Replayed
 from rollax.agents.returns import NStep
 from rollax.envs.base import PyTree
 
@@ -50,4 +53,31 @@ def read(sample: Replayed, discount: jax.Array, statistics: normalisation.Statis
         successor_mask=successor_mask,
         weights=sample.weights * valid,
         valid=valid,
+    )
+
+
+def make_agent(
+    parts: Any,
+    init: Callable[..., Any],
+    noise: Callable[..., Any],
+    act_with: Callable[..., Any],
+    update: Callable[..., Any],
+) -> Agent:
+    """Returns an agent without a memory that learns from transitions.
+
+    Args:
+        parts: The agent's static pieces.
+        init: As `Agent.init`, with the parts before its other arguments, as the next three.
+        noise: As `Agent.noise`.
+        act_with: As `Agent.act_with`.
+        update: As `Agent.update`.
+    """
+    return Agent(
+        init=functools.partial(init, parts),
+        init_memory=lambda num_envs: (),
+        noise=functools.partial(noise, parts),
+        act_with=functools.partial(act_with, parts),
+        observe=normalisation.observe,
+        update=functools.partial(update, parts),
+        consumes="transitions",
     )
