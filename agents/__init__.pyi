@@ -1,4 +1,5 @@
 from . import action_values as action_values
+from . import ddpg as ddpg
 from . import distributions as distributions
 from . import dqn as dqn
 from . import exploration as exploration
@@ -8,6 +9,7 @@ from . import ppo as ppo
 from . import pqn as pqn
 from . import r2d2 as r2d2
 from . import returns as returns
+from . import sac as sac
 from . import value_learning as value_learning
 from .base import Agent as Agent
 from .base import Decision as Decision

@@ -154,8 +154,8 @@ class Critics:
         """What each critic expects, leaves `[E, B, A, K]`; A is 1 where the action is shown.
 
         Args:
-            params: Leaves `[E, ...]`.
-            statistics: Of batch norm, leaves `[E, ...]`.
+            params: Leaves `[E, ...]`, of all critics or of some.
+            statistics: Of batch norm, leaves `[E, ...]`, of the same ones.
             observation: Normalised, leaves `[B, ...]`.
             action: float32 `[B, D]`; not used where the action space is Discrete.
             hyper: The agent's numbers.
@@ -243,7 +243,7 @@ class Critics:
             )
             return self.head.returns(params["head"], features, None, hyper), statistics
 
-        keys = None if key is None else jax.random.split(key, self.config.num_critics)
+        keys = None if key is None else jax.random.split(key, jax.tree.leaves(params)[0].shape[0])
         return jax.vmap(member)(params, statistics, keys)
 
 

@@ -19,6 +19,7 @@ AGENTS: dict[str, str] = {
     "dqn": "Deep Q-learning and its family up to Rainbow: Double, Dueling, C51, QR-DQN, IQN, noisy, Munchausen",
     "ppo": "Proximal policy optimisation (Schulman et al. 2017)",
     "sac": "Soft actor-critic, continuous and discrete, and its family: TQC, CrossQ, REDQ, DroQ",
+    "ddpg": "Deep deterministic policy gradient, TD3 and D4PG",
     "r2d2": "Recurrent replay distributed DQN (Kapturowski et al. 2019)",
 }
 """Each shipped algorithm, a module of `rollax.agents`, and what it is."""
