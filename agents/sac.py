@@ -21,20 +21,19 @@ from rollax.agents import (
     critics,
     exploration,
     heads,
-    networks,
     normalisation,
     optimisers,
-    torsos,
+    stochastic_policy,
     transitions,
     value_learning,
 )
 from rollax.agents.action_values import Returns, Target
-from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Update, hyperparameters_of, require
-from rollax.agents.memory import Torso
+from rollax.agents.base import Agent, Hyperparameters, Replayed, Update, hyperparameters_of, require
 from rollax.agents.returns import NStep
+from rollax.agents.stochastic_policy import Params
 from rollax.agents.transitions import Transitions
 from rollax.envs import spaces
-from rollax.envs.base import PyTree, TimeStep
+from rollax.envs.base import PyTree
 from rollax.errors import InputError, nearest
 
 TARGET_ENTROPIES = ("auto", "dimensions", "log_actions")
@@ -154,16 +153,6 @@ def check(config: Config, num_steps: int, num_envs: int) -> None:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Params:
-    """The policy's parameters."""
-
-    torso: PyTree
-    policy: PyTree  # of the linear layer to the policy head's inputs
-    head: PyTree  # of the policy head, what does not depend on the observation
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class State:
     """The whole state of an SAC agent."""
 
@@ -183,11 +172,8 @@ class Parts:
     """The static pieces of one agent."""
 
     config: Config
-    observation_space: PyTree
     action_space: spaces.Box | spaces.Discrete
-    head: heads.Head
-    torso: Torso
-    policy_layer: networks.Network
+    policy: stochastic_policy.Policy
     critics: critics.Critics
 
     def target_entropy(self, hyper: Hyperparameters) -> jax.Array:
@@ -195,12 +181,6 @@ class Parts:
         if isinstance(self.action_space, spaces.Box):
             return -hyper["target_entropy_scale"] * spaces.size(self.action_space)
         return hyper["target_entropy_scale"] * math.log(self.action_space.n)
-
-    def policy(self, params: Params, observation: PyTree, mask: PyTree | None) -> Any:
-        """The distribution `[B]` over samples at normalised observations, leaves `[B, ...]`."""
-        batch = jax.tree.leaves(observation)[0].shape[0]
-        _, features = self.torso.step(params.torso, (), observation, jnp.zeros((batch,), jnp.bool_))
-        return self.head.distribution(self.policy_layer.apply(params.policy, features), features, params.head, mask)
 
     def optimiser(self, hyper: Hyperparameters) -> optax.GradientTransformation:
         """Adam, without its learning rate: of the policy, and of the temperature."""
@@ -220,15 +200,7 @@ def make(observation_space: PyTree, action_space: spaces.Space, config: Config =
             fit the observations.
     """
     parts = make_parts(observation_space, action_space, config)
-    return Agent(
-        init=functools.partial(init, parts),
-        init_memory=functools.partial(init_memory, parts),
-        noise=functools.partial(noise, parts),
-        act_with=functools.partial(act_with, parts),
-        observe=normalisation.observe,
-        update=functools.partial(update, parts),
-        consumes="transitions",
-    )
+    return stochastic_policy.agent(parts.policy, functools.partial(init, parts), functools.partial(update, parts))
 
 
 def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Config) -> Parts:
@@ -241,19 +213,12 @@ def make_parts(observation_space: PyTree, action_space: spaces.Space, config: Co
             f"agent.target_entropy = {config.target_entropy!r} does not fit the action space {space!r}: set it to "
             f"{fitting!r}."
         )
-    networks.get_activation(config.activation)
-    torso = torsos.without_memory(config, observation_space, "sac")
-    is_box = isinstance(space, spaces.Box)
-    head = heads.make(
-        space, "sac", torsos.num_features(torso, observation_space), squash=is_box, state_dependent_scale=is_box
-    )
     return Parts(
         config=config,
-        observation_space=observation_space,
         action_space=space,
-        head=head,
-        torso=torso,
-        policy_layer=networks.make_linear(head.num_outputs, scale=0.01),
+        policy=stochastic_policy.make(
+            config, observation_space, space, "sac", squash=True, random_period=config.random_period
+        ),
         critics=critics.make(config, observation_space, space),
     )
 
@@ -262,13 +227,7 @@ def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None
     """Returns a fresh agent; `hyperparameters` replaces numbers of the config."""
     key_torso, key_policy, key_critics = jax.random.split(key, 3)
     hyper = hyperparameters_of(parts.config, hyperparameters)
-    example = spaces.zeros(parts.observation_space)
-    features = jnp.zeros((1, torsos.num_features(parts.torso, parts.observation_space)))
-    params = Params(
-        torso=parts.torso.init(key_torso, jax.tree.map(lambda leaf: leaf[None], example)),
-        policy=parts.policy_layer.init(key_policy, features),
-        head=parts.head.init(hyper["initial_log_scale"]),
-    )
+    params = parts.policy.init(key_torso, key_policy, hyper["initial_log_scale"])
     log_temperature = jnp.log(hyper["initial_temperature"])
     return State(
         params=params,
@@ -276,55 +235,11 @@ def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None
         critics=parts.critics.init(key_critics, hyper),
         log_temperature=log_temperature,
         temperature_opt_state=parts.optimiser(hyper).init(log_temperature),
-        observation_statistics=normalisation.init(example) if parts.config.normalise_observation else None,
+        observation_statistics=parts.policy.init_statistics(parts.config.normalise_observation),
         hyperparameters=hyper,
         updates=jnp.zeros((), jnp.int32),
         env_steps=jnp.zeros((), jnp.int32),
     )
-
-
-def init_memory(parts: Parts, num_envs: int) -> jax.Array | tuple[()]:
-    """Returns the random actions' noise that is being repeated, `[N, ...]`; `()` where each is used once."""
-    if parts.config.random_period == 1:
-        return ()
-    return jnp.zeros_like(exploration.random_noise(jax.random.key(0), num_envs, parts.action_space))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Noise:
-    """What acting once in N environments draws."""
-
-    policy: PyTree  # leaves [N, ...]
-    random: jax.Array  # float32 [N, ...], of `exploration.random_action`
-    redraw: jax.Array  # bool [N], whether a repeated random action gives way to that one
-
-
-def noise(parts: Parts, key: jax.Array, num_envs: int) -> Noise:
-    """Draws what acting once in `num_envs` environments needs."""
-    key_policy, key_random, key_redraw = jax.random.split(key, 3)
-    return Noise(
-        policy=parts.head.noise(key_policy, num_envs),
-        random=exploration.random_noise(key_random, num_envs, parts.action_space),
-        redraw=jax.random.bernoulli(key_redraw, 1.0 / parts.config.random_period, (num_envs,)),
-    )
-
-
-def act_with(
-    parts: Parts, state: State, memory: Any, timestep: TimeStep, noise: Noise | None, explore: bool = True
-) -> tuple[Any, Decision]:
-    """Samples actions, random ones for the first `random_steps`; the most likely ones where `explore` is False."""
-    observation = normalisation.normalise(state.observation_statistics, timestep.observation)
-    policy = parts.policy(state.params, observation, timestep.action_mask)
-    if not explore or noise is None:
-        return memory, Decision(parts.head.to_action(policy.mode()), {})
-    random = noise.random
-    if parts.config.random_period > 1:
-        random = memory = jnp.where((timestep.is_first | noise.redraw)[:, None], random, memory)
-    random = exploration.random_action(random, parts.action_space, timestep.action_mask)
-    _, sample = parts.head.sample(policy, jnp.zeros(()), state.params.head, noise.policy, (), timestep.is_first)
-    warming_up = state.env_steps < state.hyperparameters["random_steps"]
-    return memory, Decision(jnp.where(warming_up, random, parts.head.to_action(sample)), {})
 
 
 @jax.tree_util.register_dataclass
@@ -343,8 +258,8 @@ def choose(parts: Parts, params: Params, observation: PyTree, mask: PyTree | Non
     if isinstance(parts.action_space, spaces.Discrete):
         log_prob = jax.nn.log_softmax(policy.logits, axis=-1)
         return Choices(None, jnp.exp(log_prob), log_prob)
-    drawn = parts.head.noise(key, policy.loc.shape[0])
-    _, sample = parts.head.sample(policy, jnp.zeros(()), params.head, drawn, (), jnp.zeros((), jnp.bool_))
+    drawn = parts.policy.head.noise(key, policy.loc.shape[0])
+    _, sample = parts.policy.head.sample(policy, jnp.zeros(()), params.head, drawn, (), jnp.zeros((), jnp.bool_))
     log_prob = policy.log_prob(sample)[:, None]
     return Choices(jnp.tanh(sample), jnp.ones_like(log_prob), log_prob)
 

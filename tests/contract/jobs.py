@@ -117,8 +117,17 @@ RESUMED: dict[str, Callable[[], experiments.ExperimentConfig]] = {
         settings={"double": True, "dueling": True, "noisy": True, "distribution": "categorical", "hidden_sizes": (8,)},
         replay=experiments.ReplayConfig(capacity=256, batch_size=16, kind="prioritised", n_step=2, storage="ref"),
     ),
+    "crossq": lambda: make_config(
+        "sac",
+        "Pendulum-v1",
+        4,
+        2,
+        train={"updates_per_iteration": 2},
+        settings={"batch_norm": True, "hidden_sizes": (8,), "random_steps": 16, "random_period": 4},
+        replay=experiments.ReplayConfig(capacity=256, batch_size=16),
+    ),
 }
-"""And one more that is only saved and resumed: for the rest it is like the toy that learns from transitions."""
+"""And some more that are only saved and resumed: for the rest they are like the toy that learns from transitions."""
 
 
 def only(*names: str) -> pytest.MarkDecorator:

@@ -83,7 +83,9 @@ def test_a_training_step_passes_the_checks_of_jax(job: Job, check: str) -> None:
             jax.jit(lambda state, key, explore=explore: evaluate(state, key, explore)).trace(state.agent, key)
 
 
-@pytest.mark.parametrize("name", ["rainbow_cartpole", "iqn_cartpole", "pqn_memorychain"])
+@pytest.mark.parametrize(
+    "name", ["rainbow_cartpole", "iqn_cartpole", "pqn_memorychain", "sac_pendulum", "td3_pendulum", "mpo_pendulum"]
+)
 def test_a_shipped_agent_uses_each_key_once(name: str) -> None:
     trainer = experiments.make_trainer(experiments.load(name))
     state = jax.eval_shape(trainer.init, jax.random.key(0))

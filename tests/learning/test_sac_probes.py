@@ -64,5 +64,5 @@ def test_probe(kind: str, continuous: bool, changes: dict[str, Any]) -> None:
 
 def greedy(parts: sac.Parts, state: sac.State, observation: jax.Array) -> np.ndarray:
     timestep = jax.tree.map(lambda leaf: leaf[None], envs.timestep(observation[0]))
-    _, decision = sac.act_with(parts, state, (), timestep, None, explore=False)
+    _, decision = parts.policy.act_with(state, (), timestep, None, explore=False)
     return np.asarray(decision.action)[0]
