@@ -196,8 +196,12 @@ class Critics:
 
         def loss(params: PyTree) -> tuple[jax.Array, tuple[Learnt, PyTree]]:
             if target is None:
-                both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), (taken[0], shown), following)
-                expected, statistics = self._forward(params, state.statistics, *both, hyper, key_online, train=True)
+                observation, action = jax.tree.map(
+                    lambda *leaves: jnp.concatenate(leaves), (taken[0], shown), following
+                )
+                expected, statistics = self._forward(
+                    params, state.statistics, observation, action, hyper, key_online, train=True
+                )
                 predicted = jax.tree.map(lambda leaf: leaf[:, : weights.shape[0]], expected)
                 ahead = jax.tree.map(lambda leaf: leaf[:, weights.shape[0] :], expected)
                 fitted = make_target(lax.stop_gradient(ahead))
