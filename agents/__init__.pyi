@@ -3,6 +3,7 @@ from . import ddpg as ddpg
 from . import distributions as distributions
 from . import dqn as dqn
 from . import exploration as exploration
+from . import mpo as mpo
 from . import networks as networks
 from . import normalisation as normalisation
 from . import ppo as ppo

@@ -20,6 +20,7 @@ AGENTS: dict[str, str] = {
     "ppo": "Proximal policy optimisation (Schulman et al. 2017)",
     "sac": "Soft actor-critic, continuous and discrete, and its family: TQC, CrossQ, REDQ, DroQ",
     "ddpg": "Deep deterministic policy gradient, TD3 and D4PG",
+    "mpo": "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018), continuous and discrete",
     "r2d2": "Recurrent replay distributed DQN (Kapturowski et al. 2019)",
 }
 """Each shipped algorithm, a module of `rollax.agents`, and what it is."""
