@@ -21,8 +21,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 CASES = [
     *(("ddpg", kind) for kind in KINDS),
-    *(("td3", kind) for kind in KINDS),
-    ("d4pg", "discounted"),
+    ("td3", "discounted"),
+    ("td3", "policy"),
     ("d4pg", "policy"),
 ]
 

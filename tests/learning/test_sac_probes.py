@@ -16,9 +16,9 @@ DISCOUNT = 0.5
 QUANTILES = {"distribution": "quantile", "num_quantiles": 8, "dropped_quantiles": 0}
 CASES = [
     *((kind, True, {}) for kind in KINDS),
-    *((kind, False, {}) for kind in KINDS),
-    *((kind, True, QUANTILES) for kind in ("discounted", "policy")),
-    *((kind, True, {"batch_norm": True, "adam_momentum": 0.5}) for kind in ("discounted", "policy")),
+    *((kind, False, {}) for kind in ("discounted", "policy")),
+    ("discounted", True, QUANTILES),
+    ("discounted", True, {"batch_norm": True, "adam_momentum": 0.5}),
     ("policy", True, {"num_critics": 4, "target_critics": 2, "mean_critics": True, "dropout": 0.01}),
 ]
 
