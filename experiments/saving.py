@@ -151,21 +151,28 @@ def agents_of(run: Path, trainer: Trainer, seeds: int) -> Any:
 
 
 def initialised(saved: Saved, agent: Any) -> Saved:
-    """Returns a start with the params, target params and statistics of other agents."""
-    fresh = saved.state.agent
-    names = [field.name for field in dataclasses.fields(fresh)]
-    taken = [name for name in names if name == "params" or name.endswith(("_params", "_statistics"))]
-    if not taken:
-        raise InputError(
-            f"--init-from finds nothing to take over: the agent's state has {', '.join(names)}, and no params, "
-            "*_params or *_statistics."
-        )
+    """Returns a start with the params, target params and statistics of other agents, those of parts of them too."""
     total = saved.best.score.shape[0]
 
     def placed(new: jax.Array, old: jax.Array) -> jax.Array:
         return jax.device_put(new[np.arange(total) % new.shape[0]], old.sharding)
 
-    changes = {name: jax.tree.map(placed, getattr(agent, name), getattr(fresh, name)) for name in taken}
-    return dataclasses.replace(
-        saved, state=dataclasses.replace(saved.state, agent=dataclasses.replace(fresh, **changes))
-    )
+    def take(new: Any, old: Any) -> Any:
+        changes = {}
+        for field in dataclasses.fields(old):
+            pair = getattr(new, field.name), getattr(old, field.name)
+            if field.name in ("params", "statistics") or field.name.endswith(("_params", "_statistics")):
+                changes[field.name] = jax.tree.map(placed, *pair)
+            elif dataclasses.is_dataclass(pair[1]) and (part := take(*pair)) is not pair[1]:
+                changes[field.name] = part
+        return dataclasses.replace(old, **changes) if changes else old
+
+    fresh = saved.state.agent
+    learnt = take(agent, fresh)
+    if learnt is fresh:
+        names = ", ".join(field.name for field in dataclasses.fields(fresh))
+        raise InputError(
+            f"--init-from finds nothing to take over: the agent's state has {names}, and no params, *_params or "
+            "*_statistics."
+        )
+    return dataclasses.replace(saved, state=dataclasses.replace(saved.state, agent=learnt))

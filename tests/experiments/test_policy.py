@@ -384,6 +384,20 @@ def test_only_parameters_and_statistics_are_taken(cartpole: SimpleNamespace) -> 
     assert differences(state.agent.opt_state, source.opt_state)
 
 
+def test_the_parameters_of_critics_are_taken_too() -> None:
+    overrides = ["agent.hidden_sizes=[4]", "agent.batch_norm=true", "replay.capacity=64", "replay.min_size=0"]
+    trainer = experiments.make_trainer(experiments.load("sac_pendulum", overrides))
+    start = jax.jit(jax.vmap(trainer.init, out_axes=experiments.axes()))
+    state, other = (start(jax.random.split(jax.random.key(seed), 2)) for seed in (0, 1))
+    other = jax.tree.map(lambda leaf: leaf + 1, other.agent)
+    started = saving.initialised(saving.Saved(state, jax.vmap(saving.no_best)(state.agent)), other).state.agent
+    assert not differences(started.critics.params, other.critics.params)
+    assert not differences(started.critics.statistics, other.critics.statistics)
+    assert not differences(started.critics.opt_state, state.agent.critics.opt_state)
+    assert not differences(started.params, other.params)
+    assert int(started.updates[0]) == 0
+
+
 def test_a_run_that_others_cannot_start_from(cartpole: SimpleNamespace, copied: Path, tmp_path: Path) -> None:
     def start(folder: Path, **settings: Any) -> None:
         config = from_dict({**TABLES["cartpole"], "agent": {**TABLES["cartpole"]["agent"], **settings}})
