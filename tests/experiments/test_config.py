@@ -89,7 +89,11 @@ def test_shipped_config_loads_and_fits_its_agent(name: str) -> None:
     config = load(name)
     assert config.name == name
     # A config of a published variant has its name.
-    variants = {"dqn": {"dqn", "doubledueling", "c51", "qrdqn", "iqn", "rainbow"}}
+    variants = {
+        "dqn": {"dqn", "doubledueling", "c51", "qrdqn", "iqn", "rainbow"},
+        "sac": {"sac", "tqc", "crossq"},
+        "ddpg": {"ddpg", "td3", "d4pg"},
+    }
     assert name.split("_")[0] in variants.get(config.train.agent, {config.train.agent})
     experiments.make_trainer(config)
 
