@@ -265,7 +265,8 @@ class Trainer:
                 return self.agent.update(agent_state, *inputs)
 
             agent_state, updates = lax.scan(step, agent_state, (samples, keys_update))
-            metrics = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), updates.metrics)
+            # An update that leaves a part out, such as a delayed policy, reports NaN of it.
+            metrics = jax.tree.map(lambda leaf: jnp.nanmean(leaf, axis=0), updates.metrics)
             return agent_state, dataclasses.replace(updates, metrics=metrics)
 
         def wait(agent_state: PyTree) -> tuple[PyTree, Update]:

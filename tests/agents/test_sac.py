@@ -396,16 +396,20 @@ def test_vmapped_seeds_equal_single_ones(space: Space) -> None:
     assert len({member.tobytes() for kernel in kernels for seed in np.asarray(kernel) for member in seed}) == 2 * 2 * 3
 
 
-def test_training_is_bit_equal_in_both_storages() -> None:
+def test_training_is_bit_equal_in_both_storages_and_reports_a_delayed_policy() -> None:
     def train(storage: str) -> Any:
         overrides = ["train.total_env_steps=64", "log.every=32", "agent.hidden_sizes=[8]", "replay.min_size=16"]
+        overrides.append("agent.actor_period=3")
         config = experiments.load("sac_pendulum", [*overrides, f"replay.storage={storage}"])
         config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, kind="prioritised"))
-        return jax.jit(experiments.make_train(config))(jax.random.key(0))[0]
+        return jax.jit(experiments.make_train(config))(jax.random.key(0))
 
-    array, ref = train("array"), train("ref")
+    (array, metrics), (ref, _) = train("array"), train("ref")
     assert equal(array.agent, ref.agent)
     assert int(array.agent.updates) > 0
+    learnt = np.asarray(metrics["critic_loss"])
+    assert np.isfinite(learnt).any()
+    np.testing.assert_array_equal(np.isfinite(metrics["policy_loss"]), np.isfinite(learnt))
 
 
 @pytest.mark.parametrize(
