@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from rollax.agents import action_values, networks, optimisers, torsos, value_learning
+from rollax.agents import action_values, heads, networks, optimisers, torsos, value_learning
 from rollax.agents.action_values import Returns, Target
 from rollax.agents.base import Hyperparameters, require
 from rollax.envs import spaces
@@ -178,7 +178,7 @@ class Critics:
 
         Args:
             state: So far.
-            taken: Normalised observations, leaves `[B, ...]`, and the actions taken there, `[B, D]` or int `[B]`.
+            taken: Normalised observations, leaves `[B, ...]`, and the actions taken there, `[B, *action_shape]`.
             following: Those of the successors, or of several for each of them, and the actions asked for there.
             make_target: From what the target networks expect of `following`, `[E, ...]`, to what all critics are fitted
                 to; with batch norm what the critics themselves expect, seen in one batch with `taken` (CrossQ).
@@ -188,8 +188,9 @@ class Critics:
             key: Of dropout.
         """
         key_target, key_online = jax.random.split(key)
-        index = jnp.zeros(weights.shape, jnp.int32)
-        shown, chosen = (taken[1], index) if isinstance(self.action_space, spaces.Box) else (None, taken[1])
+        shown, chosen = None, taken[1]
+        if isinstance(self.action_space, spaces.Box):
+            shown, chosen = heads.to_unit(self.action_space, taken[1]), jnp.zeros(weights.shape, jnp.int32)
         target = None
         if not self.config.batch_norm:
             target = make_target(self.returns(state.target_params, {}, *following, hyper, key_target))
@@ -386,7 +387,7 @@ class _Network:
 
 def _make_network(config: CriticConfig, inputs: PyTree) -> tuple[_Network, int]:
     if config.dropout or config.batch_norm:
-        return _regularised(config, inputs), (*config.hidden_sizes,)[-1] if config.hidden_sizes else _width(inputs)
+        return _regularised(config, inputs), config.hidden_sizes[-1] if config.hidden_sizes else _width(inputs)
     torso = torsos.make_network(config, inputs)
     if torso.has_memory:
         raise InputError(f"agent.torso = {config.torso!r} has a memory, which critics cannot use: choose another.")

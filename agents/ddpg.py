@@ -306,7 +306,7 @@ def update_critics(parts: Parts, state: State, rows: Transitions, key: jax.Array
     normal = jax.random.normal(key_noise, unit.shape)
     learner, learnt = parts.critics.update(
         state.critics,
-        taken=(rows.observation, heads.to_unit(parts.action_space, rows.action)),
+        taken=(rows.observation, rows.action),
         following=(rows.successor, smoothed(unit, normal, hyper["target_noise"], hyper["target_noise_clip"])),
         make_target=functools.partial(bellman_target, rows.folded),
         weights=rows.weights,

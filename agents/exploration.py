@@ -57,10 +57,14 @@ def bounded_box(space: spaces.Space, agent: str, where: str = "Boxes with finite
     return space
 
 
+def random_width(space: spaces.Box | spaces.Discrete) -> int:
+    """Returns how many numbers one random action is made of."""
+    return space.n if isinstance(space, spaces.Discrete) else spaces.size(space)
+
+
 def random_noise(key: jax.Array, num_envs: int, space: spaces.Box | spaces.Discrete) -> jax.Array:
     """Draws what `random_action` turns into uniformly random actions, float32 `[N, D]` or `[N, num_actions]`."""
-    width = space.n if isinstance(space, spaces.Discrete) else spaces.size(space)
-    return jax.random.uniform(key, (num_envs, width))
+    return jax.random.uniform(key, (num_envs, random_width(space)))
 
 
 def random_action(noise: jax.Array, space: spaces.Box | spaces.Discrete, mask: jax.Array | None) -> jax.Array:

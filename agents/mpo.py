@@ -398,12 +398,9 @@ def update_critics(
     """Takes one step on the loss of the critics, and one of their targets."""
     key_choices, key_update = jax.random.split(key)
     choices = choose(parts, state.target_params, rows.successor, rows.successor_mask, key_choices)
-    taken = rows.action
-    if isinstance(parts.action_space, spaces.Box):
-        taken = heads.to_unit(parts.action_space, taken)
     return parts.critics.update(
         state.critics,
-        (rows.observation, taken),
+        (rows.observation, rows.action),
         spread(parts, rows.successor, choices),
         lambda expected: expected_target(rows.folded, lowest(expected, choices), choices),
         rows.weights,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rollax.agents.base import Rollout
 from rollax.envs.base import PyTree
-
-State = TypeVar("State")
 
 
 @jax.tree_util.register_dataclass
@@ -82,14 +80,16 @@ def normalise(statistics: Statistics | None, samples: PyTree, limit: float = 10.
     return jax.tree.map(scale, samples, statistics.mean, standard_deviation(statistics))
 
 
-def observe(state: State, rollout: Rollout) -> State:
+def observe(state: Any, rollout: Rollout) -> Any:
     """Returns an agent's state after a rollout: it counts the environment steps and takes in their observations.
 
     Args:
         state: A dataclass with `env_steps`, and `observation_statistics`, which are None where nothing is normalised.
         rollout: Leaves `[T, N, ...]`.
     """
-    changes: Any = {"env_steps": state.env_steps + rollout.reward.size}  # type: ignore[attr-defined]
-    if state.observation_statistics is not None:  # type: ignore[attr-defined]
-        changes["observation_statistics"] = merge(state.observation_statistics, rollout.observation)  # type: ignore[attr-defined]
-    return dataclasses.replace(state, **changes)  # type: ignore[type-var]
+    statistics = state.observation_statistics
+    if statistics is not None:
+        statistics = merge(statistics, rollout.observation)
+    return dataclasses.replace(
+        state, observation_statistics=statistics, env_steps=state.env_steps + rollout.reward.size
+    )

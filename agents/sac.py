@@ -20,7 +20,6 @@ import optax
 from rollax.agents import (
     critics,
     exploration,
-    heads,
     normalisation,
     optimisers,
     stochastic_policy,
@@ -313,12 +312,9 @@ def update_critics(parts: Parts, state: State, rows: Transitions, key: jax.Array
             expected = critics.lowest(expected)
         return soft_target(rows.folded, expected, choices, temperature)
 
-    action = rows.action
-    if isinstance(parts.action_space, spaces.Box):
-        action = heads.to_unit(parts.action_space, action)
     learner, learnt = parts.critics.update(
         state.critics,
-        (rows.observation, action),
+        (rows.observation, rows.action),
         (rows.successor, choices.action),
         make_target,
         rows.weights,

@@ -95,7 +95,7 @@ class Policy:
         """Returns the noise of the random actions being repeated, `[N, ...]`; `()` where each is used once."""
         if self.random_period == 1:
             return ()
-        return jnp.zeros_like(exploration.random_noise(jax.random.key(0), num_envs, self.action_space))
+        return jnp.zeros((num_envs, exploration.random_width(self.action_space)))
 
     def noise(self, key: jax.Array, num_envs: int) -> Noise:
         """Draws what acting once in `num_envs` environments needs."""

@@ -164,7 +164,7 @@ def test_a_zero_loss_leaves_its_critic_unchanged_and_not_the_other() -> None:
 
 def test_twelve_rows_in_batches_of_four_are_each_read_once() -> None:
     agent, _ = make(num_critics=1, discount=0.0, learning_rate=1e-3)
-    reward = jnp.arange(12.0)
+    reward = 100.0 * jnp.arange(12.0)
     batch = windows(12, reward=reward[None])
     parts = [windows_slice(batch, start, start + 4) for start in (0, 4, 8)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
@@ -176,9 +176,8 @@ def test_twelve_rows_in_batches_of_four_are_each_read_once() -> None:
         return state, update.priorities
 
     scanned, priorities = jax.jit(lambda state: jax.lax.scan(step, state, stacked))(state)
-    # The critic starts near 0 and hardly moves, so a row's error tells which reward, 0 to 11, was read.
-    np.testing.assert_allclose(priorities.reshape(-1), reward, atol=2.0)
-    assert np.all(np.diff(np.asarray(priorities).reshape(-1)) > -2.0)
+    # The critic starts near 0 and hardly moves, so a row's error tells which reward, 0 to 1,100, was read.
+    np.testing.assert_allclose(priorities.reshape(-1), reward, atol=10.0)
     one_by_one = state
     for sample, seen in zip(parts, priorities, strict=True):
         one_by_one, read = jax.jit(step)(one_by_one, sample)
