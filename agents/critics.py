@@ -31,8 +31,9 @@ PRIORITY_FLOOR = 1e-6
 class CriticConfig(torsos.NetworkConfig, Protocol):
     """The fields of an agent's config that say what its critics are.
 
-    Among its numbers are `target_rate`, `critic_learning_rate`, `adam_epsilon`, `adam_momentum`,
-    `huber_threshold`, `value_min` and `value_max`.
+    Its numbers are among those of every such agent, which `check` looks at: `learning_rate`, `critic_learning_rate`,
+    `adam_epsilon`, `adam_momentum`, `huber_threshold`, `discount`, `target_rate`, `random_steps`, `priority_exponent`
+    and `importance_exponent`.
     """
 
     @property
@@ -321,7 +322,19 @@ def report(learnt: Learnt, valid: jax.Array, by_loss: bool) -> tuple[dict[str, j
 
 
 def check(config: CriticConfig) -> None:
-    """Raises InputError where the structure of a config makes no critics."""
+    """Raises InputError where a config makes no critics, or a number that all agents with critics have is wrong."""
+    numbers: Any = config
+    for names, holds, remedy in (
+        (("learning_rate", "critic_learning_rate"), lambda value: value > 0, "must be above 0"),
+        (("adam_epsilon", "huber_threshold"), lambda value: value > 0, "must be above 0"),
+        (("discount", "importance_exponent"), lambda value: 0 <= value <= 1, "must be between 0 and 1"),
+        (("priority_exponent", "random_steps"), lambda value: value >= 0, "must not be negative"),
+        (("adam_momentum", "dropout"), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
+        (("target_rate",), lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
+    ):
+        for name in names:
+            value = getattr(numbers, name)
+            require(holds(value), f"agent.{name}", value, remedy)
     kind = config.distribution
     if kind not in DISTRIBUTIONS:
         raise InputError(f"agent.distribution = {kind!r} is no known distribution: {nearest(kind, DISTRIBUTIONS)}")
@@ -329,7 +342,6 @@ def check(config: CriticConfig) -> None:
         require(getattr(config, name) >= least, f"agent.{name}", getattr(config, name), f"must be at least {least}")
     low, high = config.value_min, config.value_max
     require(low < high, "agent.value_min", low, f"must be below agent.value_max = {high}")
-    require(0 <= config.dropout < 1, "agent.dropout", config.dropout, "must be at least 0 and below 1")
     for name in ("dropout", "batch_norm"):
         if getattr(config, name) and config.torso != "mlp":
             raise InputError(

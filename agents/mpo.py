@@ -118,19 +118,14 @@ def check(config: Config, num_steps: int, num_envs: int) -> None:
         for name in names:
             require(condition(getattr(config, name)), f"agent.{name}", getattr(config, name), remedy)
 
-    rates = ("learning_rate", "critic_learning_rate", "dual_learning_rate", "adam_epsilon", "huber_threshold")
+    critics.check(config)
     bounds = ("epsilon", "epsilon_mean", "epsilon_scale", "epsilon_policy")
     duals = ("initial_temperature", "initial_penalty", "initial_scale_penalty")
-    need(rates + bounds, lambda value: value > 0, "must be above 0")
+    need(("dual_learning_rate", *bounds), lambda value: value > 0, "must be above 0")
     low, high = math.exp(-DUAL_LIMIT), math.exp(DUAL_LIMIT)
     need(duals, lambda value: low <= value <= high, f"must be between {low:.0e} and {high:.0e}")
-    need(("discount", "importance_exponent"), lambda value: 0 <= value <= 1, "must be between 0 and 1")
-    need(("priority_exponent", "random_steps"), lambda value: value >= 0, "must not be negative")
-    need(("adam_momentum",), lambda value: 0 <= value < 1, "must be at least 0 and below 1")
-    need(("target_rate",), lambda value: 0 < value <= 1, "must be above 0 and at most 1")
     need(("num_samples",), lambda value: value >= 2, "must be at least 2: weights of one action say nothing")
     need(("initial_log_scale",), math.isfinite, "must be finite")
-    critics.check(config)
 
 
 @jax.tree_util.register_dataclass

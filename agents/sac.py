@@ -126,21 +126,13 @@ def check(config: Config, num_steps: int, num_envs: int) -> None:
     def need(condition: bool, name: str, remedy: str) -> None:
         require(condition, f"agent.{name}", getattr(config, name), remedy)
 
-    for name in ("learning_rate", "critic_learning_rate", "temperature_learning_rate", "initial_temperature"):
+    critics.check(config)
+    for name in ("temperature_learning_rate", "initial_temperature"):
         need(getattr(config, name) > 0, name, "must be above 0")
-    for name in ("adam_epsilon", "huber_threshold"):
-        need(getattr(config, name) > 0, name, "must be above 0")
-    for name in ("discount", "importance_exponent"):
-        need(0 <= getattr(config, name) <= 1, name, "must be between 0 and 1")
-    for name in ("priority_exponent", "random_steps"):
-        need(getattr(config, name) >= 0, name, "must not be negative")
-    need(0 <= config.adam_momentum < 1, "adam_momentum", "must be at least 0 and below 1")
-    need(0 < config.target_rate <= 1, "target_rate", "must be above 0 and at most 1")
     for name in ("actor_period", "random_period"):
         need(getattr(config, name) >= 1, name, "must be at least 1")
     for name in ("initial_log_scale", "target_entropy_scale"):
         need(math.isfinite(getattr(config, name)), name, "must be finite")
-    critics.check(config)
     most = config.num_critics
     need(0 <= config.target_critics <= most, "target_critics", f"must be between 0 and agent.num_critics = {most}")
     most = config.num_quantiles
