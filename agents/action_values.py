@@ -328,8 +328,18 @@ def soft_target(
     atoms = value_learning.munchausen_target(
         folded, log_prob, following.atoms, next_log_policy, scale, temperature, floor
     )
-    weights = jnp.exp(next_log_policy[..., None] + following.log_weights)
-    return Target(atoms.reshape(action.shape[0], -1), weights.reshape(action.shape[0], -1))
+    return mixture(atoms, next_log_policy[..., None] + following.log_weights)
+
+
+def mixture(atoms: jax.Array, log_weights: jax.Array) -> Target:
+    """Returns the distribution of the return over what may be done in each of B states: A * K atoms.
+
+    Args:
+        atoms: Of each action's return, float32 `[B, A, K]`.
+        log_weights: Logarithms of the probability of the action times that of the atom, float32 `[B, A, K]`.
+    """
+    batch = atoms.shape[0]
+    return Target(atoms.reshape(batch, -1), jnp.exp(log_weights).reshape(batch, -1))
 
 
 def check(config: HeadConfig) -> None:

@@ -19,13 +19,12 @@ from jax import lax
 from rollax.agents import action_values, heads, networks, optimisers, torsos, value_learning
 from rollax.agents.action_values import Returns, Target
 from rollax.agents.base import Hyperparameters, require
+from rollax.agents.transitions import Learnt
 from rollax.envs import spaces
 from rollax.envs.base import PyTree
 from rollax.errors import InputError, nearest
 
 DISTRIBUTIONS = ("none", "categorical", "quantile")
-PRIORITY_FLOOR = 1e-6
-"""Added to every priority, so that no row is lost for good."""
 
 
 class CriticConfig(torsos.NetworkConfig, Protocol):
@@ -97,16 +96,6 @@ class State:
     statistics: PyTree  # of batch norm; {} without it
     target_params: PyTree  # () with batch norm, which needs none
     opt_state: optax.OptState
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Learnt:
-    """What one update of the critics was made of, means over the ensemble."""
-
-    losses: jax.Array  # float32 [B], of each transition, unweighted
-    td_error: jax.Array  # float32 [B], mean of the target minus that of the prediction
-    values: jax.Array  # float32 [B], Q(s, a) of the actions taken
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -304,21 +293,13 @@ def every(
     return lax.cond(updates % period == 0, step, lambda state, *_: (state, nothing), state, *arguments)
 
 
-def report(learnt: Learnt, valid: jax.Array, by_loss: bool) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Returns the metrics of an update and the new priorities of its rows.
-
-    Args:
-        learnt: From `Critics.update`.
-        valid: Which rows there were, bool `[B]`; NaN, which leaves a priority as it is, for the others.
-        by_loss: Whether priorities are the losses, as for distributions, rather than the sizes of the errors.
-    """
-    metrics = {
+def metrics(learnt: Learnt) -> dict[str, jax.Array]:
+    """Returns what an update of the critics reports."""
+    return {
         "critic_loss": jnp.mean(learnt.losses),
         "td_error": jnp.mean(jnp.abs(learnt.td_error)),
         "q_value": jnp.mean(learnt.values),
     }
-    error = learnt.losses if by_loss else jnp.abs(learnt.td_error)
-    return metrics, jnp.where(valid, error + PRIORITY_FLOOR, jnp.nan)
 
 
 def check(config: CriticConfig) -> None:

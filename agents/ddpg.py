@@ -31,7 +31,7 @@ from rollax.agents.action_values import Returns, Target
 from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Update, hyperparameters_of, require
 from rollax.agents.memory import Torso
 from rollax.agents.returns import NStep
-from rollax.agents.transitions import Transitions
+from rollax.agents.transitions import Learnt, Transitions
 from rollax.envs import spaces
 from rollax.envs.base import PyTree, TimeStep
 
@@ -251,8 +251,9 @@ def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple
     target_params = optimisers.follow(
         state.target_params, state.params, updates, config.target_period, hyper["target_rate"]
     )
-    metrics, priorities = critics.report(learnt, rows.valid, by_loss=config.distribution != "none")
-    return dataclasses.replace(state, target_params=target_params), Update({**metrics, **of_actor}, priorities)
+    metrics = {**critics.metrics(learnt), **of_actor}
+    priorities = transitions.priorities(learnt, rows.valid, config.distribution)
+    return dataclasses.replace(state, target_params=target_params), Update(metrics, priorities)
 
 
 def smoothed(unit: jax.Array, normal: jax.Array, scale: jax.Array | float, limit: jax.Array | float) -> jax.Array:
@@ -288,7 +289,7 @@ def bellman_target(folded: NStep, expected: Returns) -> Target:
     return Target(value_learning.bootstrapped(folded, lowest.atoms[:, 0]), jnp.exp(lowest.log_weights[:, 0]))
 
 
-def update_critics(parts: Parts, state: State, rows: Transitions, key: jax.Array) -> tuple[State, critics.Learnt]:
+def update_critics(parts: Parts, state: State, rows: Transitions, key: jax.Array) -> tuple[State, Learnt]:
     """Takes one step on the loss of the critics."""
     hyper = state.hyperparameters
     key_noise, key_update = jax.random.split(key)

@@ -21,19 +21,16 @@ from rollax.agents import (
     networks,
     normalisation,
     optimisers,
-    returns,
     torsos,
     transitions,
     value_learning,
 )
 from rollax.agents.action_values import Returns, Target
-from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Rollout, Update, hyperparameters_of, require
+from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Update, hyperparameters_of, require
 from rollax.agents.memory import Torso
+from rollax.agents.transitions import Learnt, Transitions
 from rollax.envs import spaces
 from rollax.envs.base import PyTree, TimeStep
-
-PRIORITY_FLOOR = 1e-6
-"""Added to every priority, so that no row is lost for good."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,14 +264,10 @@ def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple
     """Learns from one sample of windows `[n, B]`: one step on the loss, then one of the target network's."""
     config, hyper = parts.config, state.hyperparameters
     key_target, key_online = jax.random.split(key)
-    rows = batch.experience
-    observations = normalisation.normalise(state.observation_statistics, rows.observation)
-    successors = normalisation.normalise(state.observation_statistics, rows.final_observation)
-    rows = dataclasses.replace(rows, observation=observations, final_observation=successors)
-    target = make_target(parts, state, rows, batch.mask, key_target)
-    weights = batch.weights * batch.mask[0]
+    rows = transitions.read(batch, hyper["discount"], state.observation_statistics)
+    target = make_target(parts, state, rows, key_target)
     gradients, learnt = jax.grad(functools.partial(loss, parts), has_aux=True)(
-        state.params, hyper, rows, target, weights, key_online
+        state.params, hyper, rows, target, key_online
     )
     learning_rate = optimisers.learning_rate(config.learning_rate_schedule, hyper, state.updates)
     params, opt_state = optimisers.descend(
@@ -282,9 +275,6 @@ def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple
     )
     updates = state.updates + 1
     target_params = optimisers.follow(state.target_params, params, updates, config.target_period, hyper["target_rate"])
-    error = jnp.abs(learnt.td_error) if config.distribution == "none" else learnt.losses
-    # NaN leaves a priority as it is.
-    priorities = jnp.where(batch.mask[0], error + PRIORITY_FLOOR, jnp.nan)
     metrics = {
         "loss": jnp.mean(learnt.losses),
         "td_error": jnp.mean(jnp.abs(learnt.td_error)),
@@ -294,63 +284,38 @@ def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple
         "learning_rate": learning_rate,
     }
     state = dataclasses.replace(state, params=params, target_params=target_params, opt_state=opt_state, updates=updates)
-    return state, Update(metrics, priorities)
+    return state, Update(metrics, transitions.priorities(learnt, rows.valid, config.distribution))
 
 
-def make_target(parts: Parts, state: State, rows: Rollout, mask: jax.Array, key: jax.Array) -> Target:
-    """Returns what the returns of the actions taken first in windows `[n, B]` are fitted to; `mask` is `Sample.mask`.
+def make_target(parts: Parts, state: State, rows: Transitions, key: jax.Array) -> Target:
+    """Returns what the returns of the actions taken in B transitions are fitted to.
 
-    Each window ends at its episode's end and bootstraps from the true successor of its last row, unless that row
-    terminated; illegal actions there count for nothing.
+    Each bootstraps from its true successor, unless the last step terminated; illegal actions there count for nothing.
     """
     config, hyper = parts.config, state.hyperparameters
-    folded = returns.n_step(rows.reward, rows.terminated, rows.truncated, hyper["discount"], mask)
-    successor, next_mask = returns.at_last((rows.final_observation, rows.final_action_mask), folded.last)
     key_successor, key_other = jax.random.split(key)
 
     def of(params: Params, observation: PyTree, key: jax.Array) -> Returns:
-        return parts.returns(params, observation, parts.head.noise(key, mask.shape[1], shared=True), hyper)
+        return parts.returns(params, observation, parts.head.noise(key, rows.valid.shape[0], shared=True), hyper)
 
-    following = of(state.target_params, successor, key_successor)
+    following = of(state.target_params, rows.successor, key_successor)
     if config.munchausen:
-        before = of(state.target_params, first(rows.observation), key_other)
+        before = of(state.target_params, rows.observation, key_other)
         numbers = (hyper[f"munchausen_{name}"] for name in ("scale", "temperature", "floor"))
-        masks = (first(rows.action_mask), next_mask)
-        return action_values.soft_target(folded, before.values, rows.action[0], following, masks, *numbers)
-    values = of(state.params, successor, key_other).values if config.double else following.values
-    selector = exploration.legal(values, next_mask)
+        masks = (rows.action_mask, rows.successor_mask)
+        return action_values.soft_target(rows.folded, before.values, rows.action, following, masks, *numbers)
+    values = of(state.params, rows.successor, key_other).values if config.double else following.values
+    selector = exploration.legal(values, rows.successor_mask)
     weights = value_learning.chosen(following.log_weights, jnp.argmax(selector, axis=-1))
-    return Target(value_learning.q_target(folded, following.atoms, selector), jnp.exp(weights))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Learnt:
-    """What the loss was made of."""
-
-    losses: jax.Array  # float32 [B], of each window, unweighted
-    td_error: jax.Array  # float32 [B], mean of the target minus that of the prediction
-    values: jax.Array  # float32 [B], Q(s, a) of the actions taken
+    return Target(value_learning.q_target(rows.folded, following.atoms, selector), jnp.exp(weights))
 
 
 def loss(
-    parts: Parts,
-    params: Params,
-    hyper: Hyperparameters,
-    rows: Rollout,
-    target: Target,
-    weights: jax.Array,
-    key: jax.Array,
+    parts: Parts, params: Params, hyper: Hyperparameters, rows: Transitions, target: Target, key: jax.Array
 ) -> tuple[jax.Array, Learnt]:
-    """The mean over windows `[n, B]` of the loss of each one's first row, times its weight."""
-    action = rows.action[0]
-    noise = parts.head.noise(key, action.shape[0], shared=True)
-    predicted = parts.returns(params, first(rows.observation), noise, hyper)
-    losses = parts.head.loss(predicted, action, target, hyper)
-    values = value_learning.chosen(predicted.values, action)
-    return jnp.mean(weights * losses), Learnt(losses, target.value - values, values)
-
-
-def first(rows: PyTree) -> PyTree:
-    """Returns the first rows `[B, ...]` of windows with leaves `[n, B, ...]`."""
-    return jax.tree.map(lambda leaf: leaf[0], rows)
+    """The mean over B transitions of the loss of each, times its weight."""
+    noise = parts.head.noise(key, rows.valid.shape[0], shared=True)
+    predicted = parts.returns(params, rows.observation, noise, hyper)
+    losses = parts.head.loss(predicted, rows.action, target, hyper)
+    values = value_learning.chosen(predicted.values, rows.action)
+    return jnp.mean(rows.weights * losses), Learnt(losses, target.value - values, values)

@@ -18,7 +18,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rollax.agents import critics, exploration, heads, normalisation, optimisers, stochastic_policy, value_learning
+from rollax.agents import (
+    action_values,
+    critics,
+    exploration,
+    heads,
+    normalisation,
+    optimisers,
+    stochastic_policy,
+    value_learning,
+)
 from rollax.agents import transitions as replayed
 from rollax.agents.action_values import Returns, Target
 from rollax.agents.base import Agent, Hyperparameters, Replayed, Update, hyperparameters_of, require
@@ -291,8 +300,7 @@ def expected_target(folded: NStep, expected: Returns, choices: Choices) -> Targe
         A * K atoms, whose mean has the mean of Q'(s', .).
     """
     atoms = value_learning.bootstrapped(folded, expected.atoms)
-    weights = jnp.exp(choices.log_weight[..., None] + expected.log_weights)
-    return Target(atoms.reshape(atoms.shape[0], -1), weights.reshape(atoms.shape[0], -1))
+    return action_values.mixture(atoms, choices.log_weight[..., None] + expected.log_weights)
 
 
 def improve(values: jax.Array, log_weight: jax.Array, temperature: jax.Array | float) -> tuple[jax.Array, jax.Array]:
@@ -383,13 +391,13 @@ def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple
         state.target_params, learnt_policy.params, state.updates, config.target_period, hyper["target_rate"]
     )
     state = dataclasses.replace(learnt_policy, critics=learner, target_params=target_params)
-    of_critics, priorities = critics.report(learnt, rows.valid, config.distribution != "none")
-    return state, Update({**of_critics, **metrics}, priorities)
+    priorities = replayed.priorities(learnt, rows.valid, config.distribution)
+    return state, Update({**critics.metrics(learnt), **metrics}, priorities)
 
 
 def update_critics(
     parts: Parts, state: State, rows: replayed.Transitions, key: jax.Array
-) -> tuple[critics.State, critics.Learnt]:
+) -> tuple[critics.State, replayed.Learnt]:
     """Takes one step on the loss of the critics, and one of their targets."""
     key_choices, key_update = jax.random.split(key)
     choices = choose(parts, state.target_params, rows.successor, rows.successor_mask, key_choices)

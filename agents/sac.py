@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from rollax.agents import (
+    action_values,
     critics,
     exploration,
     normalisation,
@@ -30,7 +31,7 @@ from rollax.agents.action_values import Returns, Target
 from rollax.agents.base import Agent, Hyperparameters, Replayed, Update, hyperparameters_of, require
 from rollax.agents.returns import NStep
 from rollax.agents.stochastic_policy import Params
-from rollax.agents.transitions import Transitions
+from rollax.agents.transitions import Learnt, Transitions
 from rollax.envs import spaces
 from rollax.envs.base import PyTree
 from rollax.errors import InputError, nearest
@@ -239,7 +240,7 @@ class Choices:
     """What a policy may do in B states, each with its weight: one sampled action of a Box, all of a Discrete space."""
 
     action: jax.Array | None  # float32 [B, D] in units of the Box; None: all
-    probability: jax.Array  # float32 [B, A], 1 for the sample
+    log_weight: jax.Array  # float32 [B, A], of each: 0 of the sample, log pi(a|s) of all
     log_prob: jax.Array  # float32 [B, A], of a Box the log-density in its units, before any clipping
 
 
@@ -248,11 +249,11 @@ def choose(parts: Parts, params: Params, observation: PyTree, mask: PyTree | Non
     policy = parts.policy(params, observation, mask)
     if isinstance(parts.action_space, spaces.Discrete):
         log_prob = jax.nn.log_softmax(policy.logits, axis=-1)
-        return Choices(None, jnp.exp(log_prob), log_prob)
+        return Choices(None, log_prob, log_prob)
     drawn = parts.policy.head.noise(key, policy.loc.shape[0])
     _, sample = parts.policy.head.sample(policy, jnp.zeros(()), params.head, drawn, (), jnp.zeros((), jnp.bool_))
     log_prob = policy.log_prob(sample)[:, None]
-    return Choices(jnp.tanh(sample), jnp.ones_like(log_prob), log_prob)
+    return Choices(jnp.tanh(sample), jnp.zeros_like(log_prob), log_prob)
 
 
 def soft_target(folded: NStep, expected: Returns, choices: Choices, temperature: jax.Array | float) -> Target:
@@ -270,8 +271,7 @@ def soft_target(folded: NStep, expected: Returns, choices: Choices, temperature:
         A * K atoms.
     """
     atoms = value_learning.bootstrapped(folded, expected.atoms - temperature * choices.log_prob[..., None])
-    weights = choices.probability[..., None] * jnp.exp(expected.log_weights)
-    return Target(atoms.reshape(atoms.shape[0], -1), weights.reshape(atoms.shape[0], -1))
+    return action_values.mixture(atoms, choices.log_weight[..., None] + expected.log_weights)
 
 
 def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple[State, Update]:
@@ -283,11 +283,11 @@ def update(parts: Parts, state: State, batch: Replayed, key: jax.Array) -> tuple
     state, metrics = critics.every(
         parts.config.actor_period, state.updates, functools.partial(update_actor, parts), state, rows, key_actor
     )
-    of_critics, priorities = critics.report(learnt, rows.valid, parts.config.distribution != "none")
-    return state, Update({**of_critics, **metrics, "temperature": jnp.exp(state.log_temperature)}, priorities)
+    metrics = {**critics.metrics(learnt), **metrics, "temperature": jnp.exp(state.log_temperature)}
+    return state, Update(metrics, transitions.priorities(learnt, rows.valid, parts.config.distribution))
 
 
-def update_critics(parts: Parts, state: State, rows: Transitions, key: jax.Array) -> tuple[State, critics.Learnt]:
+def update_critics(parts: Parts, state: State, rows: Transitions, key: jax.Array) -> tuple[State, Learnt]:
     """Takes one step on the loss of the critics."""
     config, hyper = parts.config, state.hyperparameters
     key_choices, key_subset, key_update = jax.random.split(key, 3)
@@ -333,8 +333,9 @@ def update_actor(parts: Parts, state: State, rows: Transitions, key: jax.Array) 
         )
         mean = config.mean_critics or config.distribution == "quantile"
         values = jnp.mean(expected.values, axis=0) if mean else jnp.min(expected.values, axis=0)
-        losses = jnp.sum(choices.probability * (temperature * choices.log_prob - values), axis=-1)
-        entropy = -jnp.sum(choices.probability * choices.log_prob, axis=-1)
+        probability = jnp.exp(choices.log_weight)
+        losses = jnp.sum(probability * (temperature * choices.log_prob - values), axis=-1)
+        entropy = -jnp.sum(probability * choices.log_prob, axis=-1)
         return jnp.mean(rows.weights * losses), (jnp.mean(losses), jnp.mean(entropy))
 
     gradients, (policy_loss, entropy) = jax.grad(loss, has_aux=True)(state.params)

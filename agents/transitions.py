@@ -8,11 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rollax.agents import normalisation, returns
 from rollax.agents.base import Agent, Replayed
 from rollax.agents.returns import NStep
 from rollax.envs.base import PyTree
+
+PRIORITY_FLOOR = 1e-6
+"""Added to every priority, so that no row is lost for good."""
 
 
 @jax.tree_util.register_dataclass
@@ -54,6 +58,28 @@ def read(sample: Replayed, discount: jax.Array, statistics: normalisation.Statis
         weights=sample.weights * valid,
         valid=valid,
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Learnt:
+    """What an update of action values was made of, means over the ensemble where there is one."""
+
+    losses: jax.Array  # float32 [B], of each transition, unweighted
+    td_error: jax.Array  # float32 [B], mean of the target minus that of the prediction
+    values: jax.Array  # float32 [B], Q(s, a) of the actions taken
+
+
+def priorities(learnt: Learnt, valid: jax.Array, distribution: str) -> jax.Array:
+    """Returns new priorities of transitions, float32 `[B]`.
+
+    Args:
+        learnt: What was made of them.
+        valid: Which there were, bool `[B]`; the others get NaN, which leaves a priority as it is.
+        distribution: What is learnt of returns; "none" takes the sizes of errors, any other the losses.
+    """
+    error = jnp.abs(learnt.td_error) if distribution == "none" else learnt.losses
+    return jnp.where(valid, error + PRIORITY_FLOOR, jnp.nan)
 
 
 def make_agent(

@@ -14,7 +14,7 @@ import pytest
 import rlax
 
 from rollax import InputError, envs, experiments, replay
-from rollax.agents import Agent, Rollout, critics, ddpg, heads
+from rollax.agents import Agent, Rollout, ddpg, heads, transitions
 from rollax.envs.spaces import Box, Discrete, MultiDiscrete
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -100,7 +100,7 @@ def targets(agent: Agent, state: ddpg.State, batch: replay.Sample, key: int = 0)
     shape = jax.tree.leaves(state.critics.params)[0].shape[0]
     zero = critic_params(state, np.zeros((shape, D + F)), np.zeros(shape))
     _, update = jax.jit(agent.update)(with_critics(state, params=zero), batch, jax.random.key(key))
-    return np.asarray(update.priorities) - critics.PRIORITY_FLOOR
+    return np.asarray(update.priorities) - transitions.PRIORITY_FLOOR
 
 
 @pytest.mark.parametrize("num_critics", [1, 2])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rollax import envs, experiments, replay
-from rollax.agents import Agent, Rollout, dqn, exploration, hyperparameters_of
+from rollax.agents import Agent, Rollout, dqn, exploration, hyperparameters_of, transitions
 from rollax.agents.action_values import DISTRIBUTIONS
 from rollax.envs.spaces import Box, Discrete
 
@@ -146,7 +146,11 @@ def test_one_update_by_hand(double: bool, huber: bool, transform: Transform) -> 
 
 
 def target_of(agent: Agent, parts: dqn.Parts, state: dqn.State, batch: replay.Sample) -> dqn.Target:
-    return jax.jit(functools.partial(dqn.make_target, parts))(state, batch.experience, batch.mask, jax.random.key(3))
+    def target(state: dqn.State, batch: replay.Sample) -> dqn.Target:
+        rows = transitions.read(batch, state.hyperparameters["discount"])
+        return dqn.make_target(parts, state, rows, jax.random.key(3))
+
+    return jax.jit(target)(state, batch)
 
 
 VARIANTS = [
@@ -252,10 +256,10 @@ def test_importance_weights_scale_the_gradient(kind: str) -> None:
     hyper, key = hyperparameters_of(config), jax.random.key(5)
 
     def gradients(batch: replay.Sample) -> dqn.Params:
-        rows = batch.experience
-        target = dqn.make_target(parts, state, rows, batch.mask, key)
+        rows = transitions.read(batch, hyper["discount"])
+        target = dqn.make_target(parts, state, rows, key)
         loss = functools.partial(dqn.loss, parts)
-        return jax.grad(loss, has_aux=True)(state.params, hyper, rows, target, batch.weights, key)[0]
+        return jax.grad(loss, has_aux=True)(state.params, hyper, rows, target, key)[0]
 
     gradients = jax.jit(gradients)
     each = [gradients(windows(3, weights=jnp.eye(3)[b])) for b in range(3)]
@@ -273,7 +277,7 @@ def test_priorities(kind: str) -> None:
     assert update.priorities is not None
     assert update.priorities.shape == (6,)
     assert update.priorities.dtype == jnp.float32
-    assert (update.priorities >= dqn.PRIORITY_FLOOR).all()
+    assert (update.priorities >= transitions.PRIORITY_FLOOR).all()
     average = update.metrics["td_error"] if kind == "none" else update.metrics["loss"]
     np.testing.assert_allclose(update.priorities.mean(), average + 1e-6, rtol=1e-5)
 

@@ -93,7 +93,7 @@ def test_a_target_by_hand_alive_at_a_truncation_and_at_a_termination(transform: 
     def target(batch: replay.Sample) -> jax.Array:
         rows = transitions.read(batch, jnp.float32(0.9))
         atoms = jnp.stack([jnp.full((3, 1, 1), 10.0), jnp.full((3, 1, 1), 12.0)])
-        choices = sac.Choices(None, jnp.ones((3, 1)), jnp.full((3, 1), -3.0))
+        choices = sac.Choices(None, jnp.zeros((3, 1)), jnp.full((3, 1), -3.0))
         expected = critics.lowest(Returns(atoms, jnp.zeros_like(atoms)))
         return sac.soft_target(rows.folded, expected, choices, 0.2).value
 
@@ -104,7 +104,7 @@ def test_a_discrete_target_is_the_mean_over_the_policy() -> None:
     rows = transitions.read(windows(1, Discrete(2), reward=jnp.ones((1, 1))), jnp.float32(0.5))
     probability = jnp.array([[0.25, 0.75]])
     atoms = jnp.array([[[4.0], [8.0]]])
-    choices = sac.Choices(None, probability, jnp.log(probability))
+    choices = sac.Choices(None, jnp.log(probability), jnp.log(probability))
     target = sac.soft_target(rows.folded, Returns(atoms, jnp.zeros_like(atoms)), choices, 2.0)
     expected = 1 + 0.5 * (0.25 * (4 - 2 * math.log(0.25)) + 0.75 * (8 - 2 * math.log(0.75)))
     assert float(target.value[0]) == pytest.approx(expected, rel=1e-6)
@@ -118,7 +118,7 @@ def test_the_true_successor_is_bootstrapped_from_and_its_mask_rules() -> None:
     batch = windows(6, Discrete(3), truncated=ends, action_mask=mask, final_action_mask=mask)
     rows = transitions.read(batch, jnp.float32(0.9))
     choices = choose(parts, state.params, rows.successor, rows.successor_mask, jax.random.key(0))
-    np.testing.assert_allclose(choices.probability, np.tile([0.0, 1.0, 0.0], (6, 1)), atol=1e-7)
+    np.testing.assert_allclose(np.exp(choices.log_weight), np.tile([0.0, 1.0, 0.0], (6, 1)), atol=1e-7)
     assert np.all(np.isfinite(choices.log_prob))
     np.testing.assert_array_equal(rows.successor, batch.experience.final_observation[0])
     _, learnt = update_critics(parts, state, rows, jax.random.key(1))
