@@ -18,7 +18,10 @@ endif
 train: $(VENV)/.installed
 	$(BIN)/rollax train ppo_cartpole --seeds 8
 
+# Compiling is most of the quick tests, and machine code that is not optimised is compiled in half the time. The agents of
+# the learning tests run for long enough to want the optimised one.
 test: lint types
+	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m quick
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m learning
 

@@ -181,5 +181,18 @@ def require(condition: bool, field: str, value: Any, remedy: str) -> None:
         raise InputError(f"{field} = {value!r} {remedy}.")
 
 
+def require_each(config: Any, names: Sequence[str], condition: Callable[[Any], bool], remedy: str) -> None:
+    """Raises `InputError` with one sentence unless `condition` holds for each of these fields of an agent's config.
+
+    Args:
+        config: An agent's config, a dataclass.
+        names: Of its fields.
+        condition: What must hold of their values.
+        remedy: The end of the sentence "agent.field = value ...".
+    """
+    for name in names:
+        require(condition(getattr(config, name)), f"agent.{name}", getattr(config, name), remedy)
+
+
 def _float_fields(config: Any) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(config) if field.type in (float, "float")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import distrax
 import jax
@@ -72,3 +73,56 @@ class MultiCategorical:
 
     def _categorical(self) -> distrax.Categorical:
         return distrax.Categorical(logits=self.logits)
+
+
+def normal_of(distribution: Any) -> Any:
+    """Returns the `loc` and `scale` of a head's normals, before any tanh, as an object with both."""
+    return distribution if isinstance(distribution, TanhNormal) else distribution.distribution
+
+
+def kl_divergence(old: Any, new: Any) -> jax.Array:
+    """KL(old || new) in nats, float `[...]`, of two distributions of one policy head; a tanh changes nothing of it."""
+    if isinstance(old, distrax.Categorical | MultiCategorical):
+        return _of_choices(old, new)
+    p, q = normal_of(old), normal_of(new)
+    return _of_normals(p.loc, p.scale, q.loc, q.scale)
+
+
+def divergences(old: Any, new: Any) -> dict[str, jax.Array]:
+    """What makes the distance of two distributions of one policy head, KL divergences in nats, float `[...]` each.
+
+    Of choices the one of the `policy`; of normals that of the `mean` and that of the `scale` (`normal_divergences`).
+    """
+    if isinstance(old, distrax.Categorical | MultiCategorical):
+        return {"policy": _of_choices(old, new)}
+    return normal_divergences(normal_of(old), normal_of(new))
+
+
+def normal_divergences(old: Any, new: Any) -> dict[str, jax.Array]:
+    """How far apart independent normals are in mean and in scale (Abdolmaleki et al. 2018b, section 4.2).
+
+        mean:   KL(N(mu', sigma') || N(mu, sigma'))  = sum_d (mu - mu')^2 / (2 sigma'^2)
+        scale:  KL(N(mu', sigma') || N(mu', sigma))  = sum_d log(sigma / sigma') + sigma'^2 / (2 sigma^2) - 1/2
+
+    Args:
+        old: With `loc` mu' and `scale` sigma', float `[..., D]`.
+        new: With mu and sigma.
+
+    Returns:
+        In nats, float `[...]` each.
+    """
+    return {
+        "mean": _of_normals(old.loc, old.scale, new.loc, old.scale),
+        "scale": _of_normals(old.loc, old.scale, old.loc, new.scale),
+    }
+
+
+def _of_choices(old: Any, new: Any) -> jax.Array:
+    log_old, log_new = (jax.nn.log_softmax(each.logits, axis=-1) for each in (old, new))
+    divergence = jnp.sum(jnp.exp(log_old) * (log_old - log_new), axis=-1)
+    return divergence if isinstance(old, distrax.Categorical) else jnp.sum(divergence, axis=-1)
+
+
+def _of_normals(old_loc: jax.Array, old_scale: jax.Array, loc: jax.Array, scale: jax.Array) -> jax.Array:
+    ratio, shift = old_scale / scale, (old_loc - loc) / scale
+    return jnp.sum(0.5 * (jnp.square(ratio) + jnp.square(shift)) - jnp.log(ratio) - 0.5, axis=-1)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollax.agents.distributions import MultiCategorical, TanhNormal
+from rollax.agents.distributions import MultiCategorical, TanhNormal, normal_of
 from rollax.envs import spaces
 from rollax.envs.base import PyTree
 from rollax.errors import InputError
@@ -154,7 +154,7 @@ class GaussianHead:
     def sample(
         self, distribution: Any, features: jax.Array, params: PyTree, noise: Any, memory: PyTree, is_first: jax.Array
     ) -> tuple[PyTree, jax.Array]:
-        normal = _normal_of(distribution)
+        normal = normal_of(distribution)
         return memory, normal.loc + normal.scale * noise
 
     def to_action(self, sample: jax.Array) -> jax.Array:
@@ -199,7 +199,7 @@ class StateDependentExplorationHead(GaussianHead):
         matrix, redraw = noise
         memory = jnp.where((is_first | redraw)[:, None, None], matrix, memory)
         exploration = jnp.einsum("nf,nfd->nd", features, jnp.exp(params)[None] * memory)
-        return memory, _normal_of(distribution).loc + exploration
+        return memory, normal_of(distribution).loc + exploration
 
 
 def from_unit(space: spaces.Box, unit: jax.Array) -> jax.Array:
@@ -225,10 +225,6 @@ def _unit_of(space: spaces.Box) -> tuple[jax.Array, jax.Array]:
     low, high = np.where(bounded, space.low, -1.0), np.where(bounded, space.high, 1.0)
     half_range = np.where(high > low, (high - low) / 2, 1.0)  # an entry with one possible value
     return jnp.asarray((high + low) / 2, jnp.float32), jnp.asarray(half_range, jnp.float32)
-
-
-def _normal_of(distribution: Any) -> Any:
-    return distribution if isinstance(distribution, TanhNormal) else distribution.distribution
 
 
 def _masked(logits: jax.Array, mask: jax.Array | None) -> jax.Array:

@@ -21,26 +21,22 @@ import optax
 from rollax.agents import (
     action_values,
     critics,
+    distributions,
     exploration,
     heads,
     normalisation,
     optimisers,
     stochastic_policy,
+    trust_region,
     value_learning,
 )
 from rollax.agents import transitions as replayed
 from rollax.agents.action_values import Returns, Target
-from rollax.agents.base import Agent, Hyperparameters, Replayed, Update, hyperparameters_of, require
+from rollax.agents.base import Agent, Hyperparameters, Replayed, Update, hyperparameters_of, require_each
 from rollax.agents.returns import NStep
 from rollax.agents.stochastic_policy import Params
 from rollax.envs import spaces
 from rollax.envs.base import PyTree
-
-BOUNDS_OF_BOX = {"improvement": "epsilon", "mean": "epsilon_mean", "scale": "epsilon_scale"}
-BOUNDS_OF_DISCRETE = {"improvement": "epsilon", "policy": "epsilon_policy"}
-"""What is kept close to the target policy, and the number that says how close."""
-DUAL_LIMIT = 14.0
-"""Logarithms of dual variables stay within it either way, so that one whose constraint does not bind comes back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,19 +118,11 @@ class Config:
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:
     """Raises InputError where the config cannot train."""
-
-    def need(names: tuple[str, ...], condition: Any, remedy: str) -> None:
-        for name in names:
-            require(condition(getattr(config, name)), f"agent.{name}", getattr(config, name), remedy)
-
     critics.check(config)
-    bounds = ("epsilon", "epsilon_mean", "epsilon_scale", "epsilon_policy")
-    duals = ("initial_temperature", "initial_penalty", "initial_scale_penalty")
-    need(("dual_learning_rate", *bounds), lambda value: value > 0, "must be above 0")
-    low, high = math.exp(-DUAL_LIMIT), math.exp(DUAL_LIMIT)
-    need(duals, lambda value: low <= value <= high, f"must be between {low:.0e} and {high:.0e}")
-    need(("num_samples",), lambda value: value >= 2, "must be at least 2: weights of one action say nothing")
-    need(("initial_log_scale",), math.isfinite, "must be finite")
+    trust_region.check(config)
+    enough = "must be at least 2: weights of one action say nothing"
+    require_each(config, ("num_samples",), lambda value: value >= 2, enough)
+    require_each(config, ("initial_log_scale",), math.isfinite, "must be finite")
 
 
 @jax.tree_util.register_dataclass
@@ -146,8 +134,7 @@ class State:
     target_params: Params
     opt_state: optax.OptState
     critics: critics.State
-    log_duals: dict[str, jax.Array]  # float32 [] by what is bounded; the one of `improvement` is the temperature
-    dual_opt_state: optax.OptState
+    duals: trust_region.Duals
     observation_statistics: normalisation.Statistics | None  # None unless observations are normalised
     hyperparameters: Hyperparameters  # float32 scalars
     updates: jax.Array  # int32 [], batches learnt from
@@ -185,11 +172,6 @@ class Parts:
     action_space: spaces.Box | spaces.Discrete
     policy: stochastic_policy.Policy
     critics: critics.Critics
-
-    @property
-    def bounds(self) -> dict[str, str]:
-        """What is kept close to the target policy, and the number that says how close."""
-        return BOUNDS_OF_BOX if isinstance(self.action_space, spaces.Box) else BOUNDS_OF_DISCRETE
 
     def optimiser(self, hyper: Hyperparameters) -> optax.GradientTransformation:
         """Adam, without its learning rate: of the policy, and of the dual variables."""
@@ -237,15 +219,12 @@ def init(parts: Parts, key: jax.Array, hyperparameters: Mapping[str, Any] | None
     key_torso, key_policy, key_critics = jax.random.split(key, 3)
     hyper = hyperparameters_of(parts.config, hyperparameters)
     params = parts.policy.init(key_torso, key_policy, hyper["initial_log_scale"])
-    initial = {"improvement": "initial_temperature", "scale": "initial_scale_penalty"}
-    log_duals = {name: jnp.log(hyper[initial.get(name, "initial_penalty")]) for name in parts.bounds}
     return State(
         params=params,
         target_params=jax.tree.map(jnp.copy, params),
         opt_state=parts.optimiser(hyper).init(params),
         critics=parts.critics.init(key_critics, hyper),
-        log_duals=log_duals,
-        dual_opt_state=parts.optimiser(hyper).init(log_duals),
+        duals=trust_region.init(isinstance(parts.action_space, spaces.Box), parts.optimiser(hyper), hyper),
         observation_statistics=parts.policy.init_statistics(parts.config.normalise_observation),
         hyperparameters=hyper,
         updates=jnp.zeros((), jnp.int32),
@@ -303,42 +282,12 @@ def expected_target(folded: NStep, expected: Returns, choices: Choices) -> Targe
     return action_values.mixture(atoms, choices.log_weight[..., None] + expected.log_weights)
 
 
-def improve(values: jax.Array, log_weight: jax.Array, temperature: jax.Array | float) -> tuple[jax.Array, jax.Array]:
-    """The E-step: the improved policy (Abdolmaleki et al. 2018, section 4.1), a reweighting of the target policy.
-
-        q(a|s) = pi'(a|s) exp(Q'(s, a) / eta) / Z(s)
-
-    The temperature eta that keeps the mean of KL(q || pi') at epsilon minimises the dual
-
-        g(eta) = eta epsilon + eta E_s[log Z(s)],   whose slope is   epsilon - E_s[KL(q || pi')].
-
-    Args:
-        values: Q'(s, a) of A actions in each of B states, float `[B, A]`.
-        log_weight: log pi'(a|s), or -log A of A actions drawn from it, float `[B, A]`.
-        temperature: eta, above 0.
-
-    Returns:
-        q, float `[B, A]`, and KL(q || pi') in nats, float `[B]`.
-    """
-    chex.assert_rank(values, 2)
-    chex.assert_equal_shape([values, log_weight])
-    advantage = values / temperature
-    # Of the likeliest action, not the largest: an illegal action's value would swallow the digits of the others.
-    likeliest = jnp.argmax(log_weight + advantage, axis=-1, keepdims=True)
-    advantage -= jnp.take_along_axis(advantage, likeliest, axis=-1)
-    log_ratio = advantage - jax.nn.logsumexp(log_weight + advantage, axis=-1, keepdims=True)
-    weights = jnp.exp(log_weight + log_ratio)
-    return weights, jnp.sum(weights * log_ratio, axis=-1)
-
-
 def fit_normal(
     normal: Normal, target: Normal, sample: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The M-step in a Box, mean and scale apart (Abdolmaleki et al. 2018b, section 4.2, equations 4 and 5).
 
         L = -sum_a q(a|s) (log N(a; mu, sigma') + log N(a; mu', sigma))
-        KL(N(mu', sigma') || N(mu, sigma')) = sum_d (mu - mu')^2 / (2 sigma'^2)
-        KL(N(mu', sigma') || N(mu', sigma)) = sum_d log(sigma / sigma') + sigma'^2 / (2 sigma^2) - 1/2
 
     Args:
         normal: mu and sigma, of the policy.
@@ -347,15 +296,11 @@ def fit_normal(
         weights: q, float `[B, A]`.
 
     Returns:
-        L, float `[B]`, and the divergences in nats, of `mean` and `scale`, float `[B]`.
+        L, float `[B]`, and the divergences of `distributions.normal_divergences`, float `[B]`.
     """
     chex.assert_rank([sample, weights, normal.loc, target.loc], [3, 2, 2, 2])
     log_prob = Normal(normal.loc, target.scale).log_prob(sample) + Normal(target.loc, normal.scale).log_prob(sample)
-    of_mean = 0.5 * jnp.square((normal.loc - target.loc) / target.scale)
-    ratio = target.scale / normal.scale
-    of_scale = 0.5 * jnp.square(ratio) - jnp.log(ratio) - 0.5
-    divergences = {"mean": jnp.sum(of_mean, axis=-1), "scale": jnp.sum(of_scale, axis=-1)}
-    return -jnp.sum(weights * log_prob, axis=-1), divergences
+    return -jnp.sum(weights * log_prob, axis=-1), distributions.normal_divergences(target, normal)
 
 
 def fit_categorical(
@@ -416,14 +361,11 @@ def update_critics(
 def update_policy(
     parts: Parts, state: State, rows: replayed.Transitions, key: jax.Array
 ) -> tuple[State, dict[str, jax.Array]]:
-    """Takes the E-step, one step of Adam in the M-step, and one on the dual variables.
+    """Takes the E-step, one step of Adam in the M-step, and one on the dual variables (`trust_region`).
 
-        L(pi) = E_s[L + sum_i alpha_i KL_i],   d log alpha_i ~ KL_i - epsilon_i,   d log eta ~ KL(q || pi') - epsilon
-
-    A dual variable's logarithm follows the slope in the variable itself, which has the same sign and, unlike that in
-    the logarithm, does not vanish with the variable.
+    L(pi) = E_s[L + sum_i alpha_i KL_i]
     """
-    hyper, duals = state.hyperparameters, jax.tree.map(jnp.exp, state.log_duals)
+    hyper, duals = state.hyperparameters, state.duals.values
     choices = choose(parts, state.target_params, rows.observation, rows.action_mask, key)
     no_targets = parts.config.batch_norm
     expected = parts.critics.returns(
@@ -433,7 +375,7 @@ def update_policy(
         hyper,
     )
     values = lowest(expected, choices).values
-    weights, improvement = improve(values, choices.log_weight, duals["improvement"])
+    weights, improvement = trust_region.improve(values, choices.log_weight, duals["improvement"])
 
     def loss(params: Params) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
         if choices.sample is None:
@@ -442,7 +384,7 @@ def update_policy(
         else:
             normal, target = (parts.normal(each, rows.observation) for each in (params, state.target_params))
             losses, divergences = fit_normal(normal, target, choices.sample, weights)
-        penalties = sum(duals[name] * divergence for name, divergence in divergences.items())
+        penalties = trust_region.penalty(duals, divergences)
         return jnp.mean(rows.weights * (losses + penalties)), (jnp.mean(losses), divergences)
 
     gradients, (policy_loss, divergences) = jax.grad(loss, has_aux=True)(state.params)
@@ -450,14 +392,6 @@ def update_policy(
         parts.optimiser(hyper), gradients, state.opt_state, state.params, hyper["learning_rate"]
     )
     divergences = {"improvement": improvement, **divergences}
-    slopes = {name: jnp.mean(rows.weights * (hyper[bound] - divergences[name])) for name, bound in parts.bounds.items()}
-    log_duals, dual_opt_state = optimisers.descend(
-        parts.optimiser(hyper), slopes, state.dual_opt_state, state.log_duals, hyper["dual_learning_rate"]
-    )
-    log_duals = jax.tree.map(lambda dual: jnp.clip(dual, -DUAL_LIMIT, DUAL_LIMIT), log_duals)
-    metrics = {"policy_loss": policy_loss, "temperature": duals["improvement"]}
-    metrics |= {f"kl_{name}": jnp.mean(divergence) for name, divergence in divergences.items()}
-    metrics |= {f"penalty_{name}": dual for name, dual in duals.items() if name != "improvement"}
-    return dataclasses.replace(
-        state, params=params, opt_state=opt_state, log_duals=log_duals, dual_opt_state=dual_opt_state
-    ), metrics
+    tightened = trust_region.tighten(parts.optimiser(hyper), state.duals, divergences, hyper, rows.weights)
+    metrics = {"policy_loss": policy_loss, **trust_region.metrics(duals, divergences)}
+    return dataclasses.replace(state, params=params, opt_state=opt_state, duals=tightened), metrics

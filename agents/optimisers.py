@@ -78,6 +78,24 @@ def descend(
     return optax.apply_updates(params, steps), opt_state
 
 
+def step(
+    optimiser: optax.GradientTransformation,
+    loss: Callable[..., Any],
+    params: Any,
+    opt_state: Any,
+    learning_rate: jax.Array,
+    *args: Any,
+) -> tuple[tuple[Any, Any], dict[str, jax.Array]]:
+    """Takes one step against the gradient of `loss(params, *args) -> (loss, metrics)`.
+
+    Returns:
+        `(params, opt_state)` after it, and the metrics with the gradient's global norm.
+    """
+    gradients, metrics = jax.grad(loss, has_aux=True)(params, *args)
+    after = descend(optimiser, gradients, opt_state, params, learning_rate)
+    return after, {**metrics, "gradient_norm": optax.tree.norm(gradients)}
+
+
 def follow(
     target_params: Any, params: Any, updates: jax.Array, period: int | jax.Array, rate: jax.Array | float
 ) -> Any:

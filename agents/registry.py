@@ -15,9 +15,14 @@ from rollax.errors import InputError, nearest
 from rollax.importing import import_object, is_import_path
 
 AGENTS: dict[str, str] = {
+    "reinforce": "REINFORCE (Williams 1992), with a baseline or without",
+    "a2c": "Advantage actor-critic (Mnih et al. 2016)",
     "pqn": "Parallelised Q-network, Q(lambda) without replay (Gallici et al. 2025)",
     "dqn": "Deep Q-learning and its family up to Rainbow: Double, Dueling, C51, QR-DQN, IQN, noisy, Munchausen",
-    "ppo": "Proximal policy optimisation (Schulman et al. 2017)",
+    "ppo": "Proximal policy optimisation (Schulman et al. 2017): clipped, with a KL penalty, or discovered (DPO)",
+    "impala": "IMPALA, V-trace for actors that lag behind (Espeholt et al. 2018)",
+    "vmpo": "V-MPO, on-policy maximum a posteriori policy optimisation (Song et al. 2020)",
+    "awr": "Advantage-weighted regression (Peng et al. 2019)",
     "sac": "Soft actor-critic, continuous and discrete, and its family: TQC, CrossQ, REDQ, DroQ",
     "ddpg": "Deep deterministic policy gradient, TD3 and D4PG",
     "mpo": "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018), continuous and discrete",

@@ -44,15 +44,7 @@ def generalised_advantage(
     """
     chex.assert_equal_shape([reward, value, next_value, terminated, truncated])
     delta = reward + discount * jnp.where(terminated, 0.0, next_value) - value
-    decay = discount * trace_decay * (1.0 - (terminated | truncated))
-
-    def backwards(advantage: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        delta_t, decay_t = step
-        advantage = delta_t + decay_t * advantage
-        return advantage, advantage
-
-    _, advantages = lax.scan(backwards, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=8)
-    return advantages
+    return _accumulated(delta, discount * trace_decay * (1.0 - (terminated | truncated)))
 
 
 def lambda_return(
@@ -92,6 +84,54 @@ def lambda_return(
 
     _, totals = lax.scan(backwards, next_value[-1], (reward, next_value, continues, trace), reverse=True, unroll=8)
     return totals
+
+
+def vtrace(
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: jax.Array | float,
+    log_ratio: jax.Array,
+    trace_decay: jax.Array | float = 1.0,
+    clip_rho: jax.Array | float = 1.0,
+    clip_policy_rho: jax.Array | float = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """V-trace (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equations 1 and 2, section 4.2).
+
+        delta_t = min(rho_bar, rho_t) (r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t))
+        v_t     = V(s_t) + delta_t + gamma (1 - ended_t) lambda min(1, rho_t) (v_{t+1} - V(s_{t+1})),   no more at T
+        A_t     = min(rho_bar_policy, rho_t) (r_t + gamma (1 - terminated_t) u_t - V(s_t))
+
+    where u_t is lambda v_{t+1} + (1 - lambda) V(s'_t), but V(s'_t) where an episode ended and in the last step.
+
+    Args:
+        reward: float `[T, N]`.
+        value: V(s_t), float `[T, N]`.
+        next_value: V(s'_t) of the true successor, float `[T, N]`.
+        terminated: bool `[T, N]`.
+        truncated: bool `[T, N]`.
+        discount: gamma, a scalar.
+        log_ratio: log rho_t = log pi(a_t|s_t) - log mu(a_t|s_t), float `[T, N]`: mu acted, pi is learnt.
+        trace_decay: lambda, a scalar.
+        clip_rho: rho_bar, a scalar.
+        clip_policy_rho: rho_bar_policy, a scalar.
+
+    Returns:
+        A_t and v_t, float `[T, N]` both.
+    """
+    chex.assert_equal_shape([reward, value, next_value, terminated, truncated, log_ratio])
+    ratio, ended = jnp.exp(log_ratio), terminated | truncated
+    continues = discount * (1.0 - terminated)
+    delta = jnp.minimum(clip_rho, ratio) * (reward + continues * next_value - value)
+    decay = discount * trace_decay * jnp.minimum(1.0, ratio) * (1.0 - ended)
+
+    target = value + _accumulated(delta, decay)
+    goes_on = trace_decay * (1.0 - ended[:-1])
+    following = next_value.at[:-1].add(goes_on * (target[1:] - next_value[:-1]))
+    advantage = jnp.minimum(clip_policy_rho, ratio) * (reward + continues * following - value)
+    return advantage, target
 
 
 @jax.tree_util.register_dataclass
@@ -186,3 +226,14 @@ def n_step_returns(
     there = windows(jnp.ones(reward.shape, jnp.bool_) if mask is None else mask)
     folded = n_step(windows(reward), windows(terminated), windows(truncated), discount, there)
     return (folded.reward + folded.discount * at_last(windows(next_value), folded.last)).reshape(reward.shape)
+
+
+def _accumulated(delta: jax.Array, decay: jax.Array) -> jax.Array:
+    """Sums from the back: x_t = delta_t + decay_t x_{t+1}, x_T = 0, float `[T, N]`."""
+
+    def backwards(total: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        delta_t, decay_t = step
+        total = delta_t + decay_t * total
+        return total, total
+
+    return lax.scan(backwards, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=8)[1]

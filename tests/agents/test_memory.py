@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rollax import InputError, envs, experiments
-from rollax.agents import Decision, Rollout, memory, ppo, torsos
+from rollax.agents import Decision, Rollout, actor_critic, memory, ppo, torsos
 from rollax.agents.linear_recurrence import SHARPNESS, GatedLinearRecurrence
 from rollax.agents.memory import Torso
 from rollax.agents.transformer import GatedTransformerLayer, Memory
@@ -241,7 +241,7 @@ def test_the_transformer_against_its_formula() -> None:
 # A GRU that counts, in PPO.
 
 
-def counting_gru() -> tuple[ppo.Parts, Any]:
+def counting_gru() -> tuple[actor_critic.Parts, Any]:
     """PPO with a GRU of one unit that halves its distance to 1 in each step: h = 1 - 2^-n after n steps."""
     config = ppo.Config(memory="gru", memory_size=1, hidden_sizes=(), num_minibatches=1, num_epochs=1)
     agent = ppo.make(Box(-9, 9, (4,)), Discrete(2), config)
@@ -278,7 +278,7 @@ def test_a_gru_that_counts_steps_since_the_reset_counts_alike_in_rollout_and_los
         columns = np.broadcast_to(np.array(expected)[:, None], (5, 2))
         for hidden in rollout.extras["hidden"]:  # the policy's and the value's
             np.testing.assert_allclose(count(hidden[1]), columns, atol=1e-4)
-        first_memory, batch = ppo.prepare(parts, state, rollout)
+        first_memory, batch = ppo.prepare(parts, state, rollout, rollout.reward[..., None])
         for torso_params, torso_memory in zip(
             (state.params.torso, state.params.value_torso), first_memory, strict=True
         ):
@@ -326,7 +326,7 @@ def test_recomputed_log_probs_and_values_are_those_that_acted(kind: str, shared:
         )
     assert not rollout.is_first[0].any()  # in the middle of an episode
     assert rollout.is_first.any()
-    _, batch = jax.jit(functools.partial(ppo.prepare, parts))(state, rollout)
+    _, batch = jax.jit(functools.partial(ppo.prepare, parts))(state, rollout, rollout.reward[..., None])
     assert np.std(rollout.extras["log_prob"]) > 0.01
     np.testing.assert_allclose(batch.log_prob, rollout.extras["log_prob"], atol=1e-5)
     np.testing.assert_allclose(batch.value, rollout.extras["value"], atol=1e-5)
@@ -338,7 +338,7 @@ def test_minibatches_are_whole_environments() -> None:
     def loss(parts: Any, params: Any, hyper: Any, carried: Any, batch: ppo.Batch) -> tuple[jax.Array, dict[str, Any]]:
         jax.debug.callback(
             lambda *rows: seen.append([np.asarray(row) for row in rows]),
-            batch.target,
+            batch.target[..., 0],
             carried[0][1][:, 0],
             ordered=True,
         )

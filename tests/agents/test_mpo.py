@@ -15,7 +15,7 @@ import pytest
 import rlax
 
 from rollax import InputError, envs, replay
-from rollax.agents import Agent, Rollout, heads, hyperparameters_of, mpo, transitions
+from rollax.agents import Agent, Rollout, heads, hyperparameters_of, mpo, transitions, trust_region
 from rollax.agents.action_values import Returns
 from rollax.envs.spaces import Box, Discrete, MultiDiscrete, Space
 
@@ -70,7 +70,7 @@ def test_the_improved_policy_by_hand(transform: Transform) -> None:
     # that the same advantage of the first evens out.
     values = jnp.array([[2.0 * np.log(3.0), 0.0], [2.0 * np.log(3.0) + 7.0, 7.0]])
     log_weight = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))
-    weights, divergence = transform(mpo.improve)(values, log_weight, 2.0)
+    weights, divergence = transform(trust_region.improve)(values, log_weight, 2.0)
     np.testing.assert_allclose(weights, [[0.75, 0.25], [0.5, 0.5]], rtol=1e-6)
     by_hand = [
         0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5),
@@ -89,14 +89,14 @@ def test_the_improved_policy_and_the_slope_of_the_dual_against_rlax(temperature:
         return jnp.mean(loss), weights
 
     slope, theirs = jax.grad(dual, has_aux=True)(jnp.float32(temperature))
-    ours, divergence = mpo.improve(values, jnp.full((4, 7), -np.log(7.0)), temperature)
+    ours, divergence = trust_region.improve(values, jnp.full((4, 7), -np.log(7.0)), temperature)
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
     np.testing.assert_allclose(0.3 - jnp.mean(divergence), slope, atol=1e-5)
 
 
 def test_values_of_any_size_give_finite_weights() -> None:
     values = jnp.array([[-1e6, 1e6, 0.0], [-1e6, -1e6, -1e6]])
-    weights, divergence = mpo.improve(values, jnp.full((2, 3), -np.log(3.0)), 1e-6)
+    weights, divergence = trust_region.improve(values, jnp.full((2, 3), -np.log(3.0)), 1e-6)
     np.testing.assert_allclose(weights, [[0, 1, 0], [1 / 3] * 3], atol=1e-6)
     np.testing.assert_allclose(divergence, [np.log(3.0), 0.0], atol=1e-5)
 
@@ -168,7 +168,7 @@ def test_the_whole_loss_of_the_policy_against_rlax(penalty: float) -> None:
     prior = jnp.full((4, 6), -np.log(6.0))
 
     def ours(normal: mpo.Normal) -> jax.Array:
-        losses, divergences = mpo.fit_normal(normal, target, sample, mpo.improve(values, prior, 0.7)[0])
+        losses, divergences = mpo.fit_normal(normal, target, sample, trust_region.improve(values, prior, 0.7)[0])
         return jnp.mean(losses + penalty * (divergences["mean"] + divergences["scale"]))
 
     def theirs(normal: mpo.Normal) -> jax.Array:
@@ -195,17 +195,17 @@ def test_the_whole_loss_of_the_policy_against_rlax(penalty: float) -> None:
 @SPACES
 def test_dual_variables_rise_above_their_bounds_and_fall_below(space: Space) -> None:
     agent, _, state = make(space, dual_learning_rate=0.1)
-    assert state.log_duals.keys() == {"improvement", *(("mean", "scale") if space is BOX else ("policy",))}
-    update, limit = jax.jit(agent.update), mpo.DUAL_LIMIT
+    assert state.duals.log.keys() == {"improvement", *(("mean", "scale") if space is BOX else ("policy",))}
+    update, limit = jax.jit(agent.update), trust_region.LIMIT
     for start, bound, expected in ((1.0, 1e-6, 1.1), (1.0, 1e3, 0.9), (limit, -1.0, limit), (-limit, 1e3, -limit)):
         bounds = {name: jnp.float32(bound) for name in state.hyperparameters if name.startswith("epsilon")}
         before = dataclasses.replace(
             state,
             hyperparameters={**state.hyperparameters, **bounds},
-            log_duals=dict.fromkeys(state.log_duals, jnp.float32(start)),
+            duals=dataclasses.replace(state.duals, log=dict.fromkeys(state.duals.log, jnp.float32(start))),
         )
         after, report = update(before, windows(space), jax.random.key(0))
-        for name, dual in after.log_duals.items():
+        for name, dual in after.duals.log.items():
             # Adam's first step is the learning rate, whatever the size of the slope.
             np.testing.assert_allclose(dual, expected, rtol=1e-3)
             assert report.metrics[f"kl_{name}"] > 1e-5 or start == limit, name
@@ -296,8 +296,8 @@ def test_masked_windows_count_for_nothing(space: Space) -> None:
     spoilt = dataclasses.replace(spoilt, observation=spoilt.observation.at[:, 2].set(9.0))
     assert equal(after, update(state, dataclasses.replace(batch, experience=spoilt), jax.random.key(0))[0])
     nothing, _ = update(state, dataclasses.replace(batch, mask=jnp.zeros_like(mask)), jax.random.key(0))
-    assert equal((nothing.params, nothing.log_duals), (state.params, state.log_duals))
-    assert not equal((after.params, after.log_duals), (state.params, state.log_duals))
+    assert equal((nothing.params, nothing.duals.log), (state.params, state.duals.log))
+    assert not equal((after.params, after.duals.log), (state.params, state.duals.log))
 
 
 def test_illegal_actions_get_no_mass_and_no_say() -> None:
@@ -308,7 +308,7 @@ def test_illegal_actions_get_no_mass_and_no_say() -> None:
     rows = transitions.read(batch, jnp.float32(0.9))
     choices = mpo.choose(parts, state.target_params, rows.observation, rows.action_mask, jax.random.key(0))
     values = jnp.array([[0.0, 1e6, 1.0], [-1.0, 0.0, 1e6]])
-    weights, divergence = mpo.improve(values, choices.log_weight, 0.5)
+    weights, divergence = trust_region.improve(values, choices.log_weight, 0.5)
     assert (np.asarray(weights)[~np.asarray(mask)] == 0).all()
     np.testing.assert_allclose(weights.sum(axis=-1), 1.0, rtol=1e-6)
     np.testing.assert_allclose(divergence[1], 0.0, atol=1e-6)
@@ -396,7 +396,7 @@ def test_the_numbers_are_read_from_the_state_only() -> None:
             state = dataclasses.replace(state, hyperparameters=hyper)
             for seed in range(2):
                 state, _ = agent.update(state, windows(space), jax.random.key(seed))
-            return state.params, state.target_params, state.log_duals, state.critics.params
+            return state.params, state.target_params, state.duals.log, state.critics.params
 
         hyper = {**state.hyperparameters, "adam_epsilon": jnp.float32(1e-3)}
         variants = [hyper, *({**hyper, name: hyper[name] / 2} for name in floats)]

@@ -16,7 +16,7 @@ import scipy.stats
 from tests.agents import flat
 
 from rollax import InputError, envs
-from rollax.agents import Agent, Rollout, hyperparameters_of, normalisation, ppo
+from rollax.agents import Agent, Rollout, actor_critic, hyperparameters_of, normalisation, ppo
 from rollax.envs.spaces import Box, Discrete
 
 MAYBE_JIT = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])
@@ -25,12 +25,12 @@ FLOATS = [field.name for field in dataclasses.fields(ppo.Config) if field.type =
 T, N = 16, 4
 
 
-def parts_of(agent: Agent) -> ppo.Parts:
+def parts_of(agent: Agent) -> actor_critic.Parts:
     assert isinstance(agent.update, functools.partial)
     return agent.update.args[0]
 
 
-def policy_of(parts: ppo.Parts, state: ppo.State, observation: Any, mask: Any = None) -> Any:
+def policy_of(parts: actor_critic.Parts, state: ppo.State, observation: Any, mask: Any = None) -> Any:
     """The policy at observations as the environment shows them."""
     features = flat.features(
         parts.torso, state.params.torso, normalisation.normalise(state.observation_statistics, observation)
@@ -120,13 +120,15 @@ def test_the_first_minibatch_does_not_clip(env_id: str) -> None:
     assert update.priorities is None
 
 
-def params_of(kernel: Any, bias: Any, head: Any = ()) -> ppo.Params:
+def params_of(kernel: Any, bias: Any, head: Any = ()) -> actor_critic.Params:
     """The params of linear networks: a policy of one's own, and the value 2 x."""
 
     def linear(kernel: Any, bias: Any) -> Any:
         return {"params": {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}}
 
-    return ppo.Params(torso={}, value_torso={}, policy=linear(kernel, bias), head=head, value=linear([[2]], [0]))
+    return actor_critic.Params(
+        torso={}, value_torso={}, policy=linear(kernel, bias), head=head, value=linear([[2]], [0])
+    )
 
 
 def test_advantages_and_targets_of_a_real_rollout() -> None:
@@ -149,8 +151,8 @@ def test_advantages_and_targets_of_a_real_rollout() -> None:
         advantages[t] = delta + 0.99 * 0.95 * ~ended[t] * advantages[t + 1]
     batch = jax.jit(functools.partial(flat.prepare, parts))(state, rollout)
     np.testing.assert_allclose(batch.advantage, advantages[:T].reshape(-1), atol=1e-4)
-    np.testing.assert_allclose(batch.target, (advantages[:T] + values).reshape(-1), atol=1e-4)
-    np.testing.assert_allclose(batch.value, values.reshape(-1), atol=1e-4)
+    np.testing.assert_allclose(batch.target[..., 0], (advantages[:T] + values).reshape(-1), atol=1e-4)
+    np.testing.assert_allclose(batch.value[..., 0], values.reshape(-1), atol=1e-4)
     np.testing.assert_array_equal(batch.observation, rollout.observation.reshape(T * N, 4))
     np.testing.assert_array_equal(batch.sample, rollout.action.reshape(-1))
 
@@ -192,9 +194,10 @@ def four_samples(ratio: np.ndarray, log_prob: np.ndarray, sample: Any) -> ppo.Ba
         action_mask=None,
         sample=jnp.asarray(sample),
         log_prob=jnp.asarray(log_prob - np.log(ratio), jnp.float32),
-        value=jnp.array([0.0, 2.0, 4.0, 6.0]),
+        policy=None,
+        value=jnp.array([[0.0], [2.0], [4.0], [6.0]]),
         advantage=jnp.array([2.0, -1.0, 0.5, -3.0]),
-        target=jnp.array([1.0, 2.0, 2.0, 7.0]),
+        target=jnp.array([[1.0], [2.0], [2.0], [7.0]]),
     )
 
 
@@ -284,7 +287,7 @@ def test_one_update_by_hand() -> None:
     state = dataclasses.replace(state, hyperparameters=hyper, updates=jnp.int32(2))
     after, update = jax.jit(functools.partial(ppo.update, parts))(state, rollout, jax.random.key(1))
 
-    def gradients(state: ppo.State, rollout: Rollout) -> ppo.Params:
+    def gradients(state: ppo.State, rollout: Rollout) -> actor_critic.Params:
         batch = flat.prepare(parts, state, rollout)
         return jax.grad(functools.partial(flat.loss, parts), has_aux=True)(state.params, hyper, batch)[0]
 
@@ -306,7 +309,7 @@ def test_every_epoch_sees_every_row_once(monkeypatch: pytest.MonkeyPatch) -> Non
     seen: list[np.ndarray] = []
 
     def loss(
-        parts: ppo.Parts, params: ppo.Params, hyper: Any, memory: Any, batch: ppo.Batch
+        parts: actor_critic.Parts, params: actor_critic.Params, hyper: Any, memory: Any, batch: ppo.Batch
     ) -> tuple[jax.Array, dict[str, Any]]:
         jax.debug.callback(lambda rows: seen.append(np.asarray(rows)), batch.observation[0, :, 0], ordered=True)
         return jnp.sum(params.head), {"nothing": jnp.zeros(())}
@@ -442,12 +445,13 @@ def test_the_numbers_are_read_from_the_state_only() -> None:
     config = dataclasses.replace(
         parts_of(agent).config, num_epochs=2, num_minibatches=4, stop_at_target_kl=True, entropy_schedule="linear"
     )
-    names = [name for name in FLOATS if name != "initial_log_scale"]  # which `init` alone reads
+    elsewhere = ("initial_", "drift_", "bonus_")  # what `init` alone, another objective or a bonus reads
+    names = [name for name in FLOATS if not name.startswith(elsewhere)]
     hyper = {**state.hyperparameters, "learning_rate": jnp.float32(0.05), "horizon": jnp.float32(20)}
     state = dataclasses.replace(state, hyperparameters=hyper, updates=jnp.int32(5))
     key, space = jax.random.key(3), envs.make("CartPole-v1").observation_space()
 
-    def update(config: ppo.Config) -> Callable[[Any], ppo.Params]:
+    def update(config: ppo.Config) -> Callable[[Any], actor_critic.Params]:
         agent = ppo.make(space, Discrete(2), config)
         return lambda hyper: agent.update(dataclasses.replace(state, hyperparameters=hyper), rollout, key)[0].params
 

@@ -13,7 +13,7 @@ import pytest
 from tests.agents import flat
 
 from rollax import envs, experiments
-from rollax.agents import Decision, Rollout, normalisation, ppo
+from rollax.agents import Decision, Rollout, actor_critic, normalisation, ppo
 from rollax.envs.spaces import Box, Discrete
 from rollax.experiments import collection
 
@@ -59,7 +59,7 @@ def start(trainer: experiments.Trainer) -> experiments.TrainState:
 class Second:
     """The second iteration's rollout, and the agent that acted in it."""
 
-    parts: ppo.Parts
+    parts: actor_critic.Parts
     state: ppo.State
     rollout: Rollout
     log_prob: np.ndarray  # float32 [T, N], computed step by step while acting
@@ -128,7 +128,7 @@ def test_the_first_ratio_is_one(name: str) -> None:
     assert np.abs(np.exp(new - old) - 1).max() <= 1e-5
 
     # With the statistics after the rollout it would be another policy.
-    later, _, _ = log_probs(ppo.observe(state, rollout), rollout)
+    later, _, _ = log_probs(actor_critic.observe(state, rollout), rollout)
     assert np.abs(np.exp(acted - later) - 1).max() > 1e-3
 
 
@@ -145,7 +145,7 @@ def test_the_loop_learns_with_the_statistics_that_acted(name: str) -> None:
 def test_observe_counts_every_sample_once() -> None:
     state, rollout = second("clip").state, second("clip").rollout
     for transform in (jax.jit, lambda f: f):
-        after = transform(ppo.observe)(state, rollout)
+        after = transform(actor_critic.observe)(state, rollout)
         assert float(state.observation_statistics.count) == float(state.return_statistics.count) == T * N
         assert float(after.observation_statistics.count) == float(after.return_statistics.count) == 2 * T * N
         observation = np.asarray(rollout.observation, np.float64).reshape(T * N, 3)
@@ -161,7 +161,7 @@ def test_observe_counts_every_sample_once() -> None:
 def test_an_update_leaves_the_statistics_and_observe_the_rest() -> None:
     parts, state, rollout = second("clip").parts, second("clip").state, second("clip").rollout
     after, _ = jax.jit(functools.partial(ppo.update, parts))(state, rollout, jax.random.key(0))
-    seen = jax.jit(ppo.observe)(after, rollout)
+    seen = jax.jit(actor_critic.observe)(after, rollout)
     for name in ("observation_statistics", "return_statistics"):
         for old, new in zip(*map(jax.tree.leaves, (getattr(state, name), getattr(after, name))), strict=True):
             np.testing.assert_array_equal(old, new)
@@ -247,7 +247,7 @@ def test_rewards_are_scaled_and_clipped_but_not_shifted(jitted: bool) -> None:
     prepare = functools.partial(flat.prepare, parts)
     batch = (jax.jit(prepare) if jitted else prepare)(state, rollout)
     np.testing.assert_allclose(batch.advantage, [0, 1, -2, 10, -10], rtol=1e-6)
-    np.testing.assert_allclose(batch.target, [0, 1, -2, 10, -10], rtol=1e-6)
+    np.testing.assert_allclose(batch.target[..., 0], [0, 1, -2, 10, -10], rtol=1e-6)
     fresh = dataclasses.replace(state, return_statistics=normalisation.init(jnp.zeros(())))
     np.testing.assert_allclose(prepare(fresh, rollout).advantage, [0, 2, -4, 10, -10], rtol=1e-6)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from tests.agents import flat
 
 from rollax import envs, experiments
-from rollax.agents import Rollout, hyperparameters_of, optimisers, ppo
+from rollax.agents import Rollout, actor_critic, hyperparameters_of, optimisers, ppo
 from rollax.envs import spaces
 from rollax.envs.spaces import Box, Discrete, MultiDiscrete
 
@@ -25,7 +26,7 @@ T, N = 8, 4
 UPDATE = jax.jit(ppo.update, static_argnums=0)  # compiled once for each config
 
 
-def random_rollout(parts: ppo.Parts, state: ppo.State) -> Rollout:
+def random_rollout(parts: actor_critic.Parts, state: ppo.State) -> Rollout:
     """What the agent did at random observations, with random rewards and a few ends."""
     generator = np.random.default_rng(0)
     observation, final = (jnp.asarray(generator.normal(size=(T, N, 3)), jnp.float32) for _ in range(2))
@@ -35,8 +36,8 @@ def random_rollout(parts: ppo.Parts, state: ppo.State) -> Rollout:
     @jax.jit
     @jax.vmap
     def act(key: jax.Array, observation: jax.Array) -> Any:
-        memory, timestep = ppo.init_memory(parts, N), envs.timestep(observation, jnp.zeros(N))
-        return ppo.act_with(parts, state, memory, timestep, parts.head.noise(key, N))[1]
+        memory, timestep = actor_critic.init_memory(parts, N), envs.timestep(observation, jnp.zeros(N))
+        return actor_critic.act_with(parts, state, memory, timestep, parts.head.noise(key, N))[1]
 
     decision = act(jax.random.split(jax.random.key(3), T), observation)
     flags = jnp.zeros((T, N), jnp.bool_)
@@ -46,7 +47,7 @@ def random_rollout(parts: ppo.Parts, state: ppo.State) -> Rollout:
 
 
 @functools.cache
-def case() -> tuple[ppo.Parts, ppo.State, Rollout]:
+def case() -> tuple[actor_critic.Parts, ppo.State, Rollout]:
     """An agent with a policy far from its start that learns fast, and a rollout of its own."""
     config = ppo.Config(hidden_sizes=(8,), num_epochs=2, num_minibatches=4, learning_rate=0.02)
     parts = ppo.make_parts(Box(-9, 9, (3,)), Discrete(3), config)
@@ -56,7 +57,7 @@ def case() -> tuple[ppo.Parts, ppo.State, Rollout]:
     return parts, state, random_rollout(parts, state)
 
 
-def with_config(parts: ppo.Parts, **changes: Any) -> ppo.Parts:
+def with_config(parts: actor_critic.Parts, **changes: Any) -> actor_critic.Parts:
     return dataclasses.replace(parts, config=dataclasses.replace(parts.config, **changes))
 
 
@@ -65,7 +66,7 @@ def with_numbers(state: ppo.State, **numbers: float) -> ppo.State:
     return dataclasses.replace(state, hyperparameters={**state.hyperparameters, **new})
 
 
-def updated(parts: ppo.Parts, state: ppo.State, rollout: Rollout) -> tuple[ppo.State, dict[str, jax.Array]]:
+def updated(parts: actor_critic.Parts, state: ppo.State, rollout: Rollout) -> tuple[ppo.State, dict[str, jax.Array]]:
     state, update = UPDATE(parts, state, rollout, jax.random.key(1))
     return state, update.metrics
 
@@ -88,16 +89,17 @@ def test_clipped_values_by_hand(transform: Transform) -> None:
     config = ppo.Config(hidden_sizes=(), clip_value=True, normalise_advantage="none")
     parts = ppo.make_parts(Box(-9, 9, (1,)), Discrete(2), config)
     layer = {"params": {"kernel": jnp.zeros((1, 2)), "bias": jnp.zeros(2)}}
-    params = ppo.Params({}, {}, layer, (), {"params": {"kernel": jnp.full((1, 1), 2.0), "bias": jnp.zeros(1)}})
+    params = actor_critic.Params({}, {}, layer, (), {"params": {"kernel": jnp.full((1, 1), 2.0), "bias": jnp.zeros(1)}})
     batch = ppo.Batch(
         observation=jnp.array([[0.0], [1.0], [2.0], [3.0]]),
         is_first=jnp.zeros(4, jnp.bool_),
         action_mask=None,
         sample=jnp.zeros(4, jnp.int32),
         log_prob=jnp.full(4, -jnp.log(2.0)),
-        value=jnp.array([-1.0, 2.0, 5.0, 6.1]),
+        policy=None,
+        value=jnp.array([[-1.0], [2.0], [5.0], [6.1]]),
         advantage=jnp.zeros(4),
-        target=jnp.array([1.0, 2.0, 2.0, 7.0]),
+        target=jnp.array([[1.0], [2.0], [2.0], [7.0]]),
     )
     hyper = {**hyperparameters_of(config), "entropy_coefficient": jnp.float32(0)}
     # Values are 0, 2, 4, 6. Clipped to 0.2 about the old ones they are -0.8, 2, 4.8, 6, whose squared errors are 3.24,
@@ -110,7 +112,7 @@ def test_clipped_values_by_hand(transform: Transform) -> None:
     gradient, _ = transform(jax.grad(loss, has_aux=True))(params, hyper, batch)
     np.testing.assert_allclose(gradient.value["params"]["kernel"], [[-0.375]], rtol=1e-5)
     # A value that is worse than its clipped one keeps its loss: 4 against the clipped 1.44.
-    further = dataclasses.replace(batch, value=jnp.array([-1.0, 2.0, 3.0, 6.1]))
+    further = dataclasses.replace(batch, value=jnp.array([[-1.0], [2.0], [3.0], [6.1]]))
     _, metrics = transform(loss)(params, hyper, further)
     np.testing.assert_allclose(metrics["value_loss"], (3.24 + 4 + 1) / 8, rtol=1e-5)
     wider = {**hyper, "clip_epsilon": jnp.float32(9)}
@@ -125,6 +127,93 @@ def test_the_first_minibatch_clips_no_value() -> None:
     assert_close(plain.params, clipped.params, 1e-5)
     several = updated(with_config(parts, clip_value=True), with_numbers(state, clip_epsilon=0.01), rollout)[0]
     assert differ(several.params, updated(parts, with_numbers(state, clip_epsilon=0.01), rollout)[0].params)
+
+
+# Other objectives.
+
+
+def objective_of(objective: str, log_ratio: list[float], advantage: list[float], **numbers: float) -> Any:
+    """The policy loss, and its gradient in the logit of action 0, of samples of action 0 at probability 1/2."""
+    config = ppo.Config(hidden_sizes=(), objective=objective, normalise_advantage="none", entropy_coefficient=0.0)
+    parts = ppo.make_parts(Box(-9, 9, (1,)), Discrete(2), config)
+    layer = {"params": {"kernel": jnp.zeros((1, 2)), "bias": jnp.zeros(2)}}
+    params = actor_critic.Params({}, {}, layer, (), {"params": {"kernel": jnp.zeros((1, 1)), "bias": jnp.zeros(1)}})
+    count = len(advantage)
+    old = -jnp.log(2.0) - jnp.array(log_ratio)  # log-probs of action 0 under the policy that acted
+    batch = ppo.Batch(
+        observation=jnp.zeros((count, 1)),
+        is_first=jnp.zeros(count, jnp.bool_),
+        action_mask=None,
+        sample=jnp.zeros(count, jnp.int32),
+        log_prob=old,
+        policy=distrax.Categorical(logits=jnp.stack([old, jnp.log1p(-jnp.exp(old))], axis=-1)),
+        value=jnp.zeros((count, 1)),
+        advantage=jnp.array(advantage),
+        target=jnp.zeros((count, 1)),
+    )
+    hyper = {**hyperparameters_of(config), **{name: jnp.float32(number) for name, number in numbers.items()}}
+    grad = jax.jit(jax.value_and_grad(functools.partial(flat.loss, parts), has_aux=True))
+    (_, metrics), gradient = grad(params, hyper, batch)
+    return float(metrics["policy_loss"]), float(gradient.policy["params"]["bias"][0])
+
+
+def test_the_discovered_objective_by_hand() -> None:
+    # alpha 2, beta 0.6. With ratios 2 and 0.5:
+    # A = 3:   (2 - 1) 3 = 3, drift 3 - 2 tanh(1.5);   (0.5 - 1) 3 < 0 has none: relu(-1.5 + 2 tanh(0.75)) = 0.
+    # A = -3:  log(2) * -3 < 0 has none;               log(0.5) * -3 = 2.0794, drift 2.0794 - 0.6 tanh(3.4657).
+    cases = [(2.0, 3.0, 3 - 2 * np.tanh(1.5)), (0.5, 3.0, 0.0), (2.0, -3.0, 0.0)]
+    cases.append((0.5, -3.0, 3 * np.log(2) - 0.6 * np.tanh(3 * np.log(2) / 0.6)))
+    for ratio, advantage, drift in cases:
+        value, _ = objective_of("dpo", [np.log(ratio)], [advantage])
+        np.testing.assert_allclose(value, -(ratio * advantage - drift), rtol=1e-5)
+        np.testing.assert_allclose(
+            ppo.discovered(jnp.log(ratio), jnp.float32(advantage), 2.0, 0.6), ratio * advantage - drift, rtol=1e-5
+        )
+
+
+def test_the_discovered_objective_starts_as_the_policy_gradient() -> None:
+    # At ratio 1 the drift has no gradient; further away it takes some off.
+    for advantage in (3.0, -3.0):
+        _, at_one = objective_of("dpo", [0.0], [advantage])
+        np.testing.assert_allclose(at_one, -advantage * 0.5, rtol=1e-5)
+    _, beyond = objective_of("dpo", [np.log(1.9)], [3.0])
+    assert -1.9 * 3 * 0.5 < beyond < 0
+    # It is another one for other numbers, of the side that they are of.
+    assert objective_of("dpo", [0.6], [3.0], drift_alpha=1.0) != objective_of("dpo", [0.6], [3.0])
+    assert objective_of("dpo", [0.6], [3.0], drift_beta=0.1) == objective_of("dpo", [0.6], [3.0])
+    assert objective_of("dpo", [-0.6], [-3.0], drift_beta=0.1) != objective_of("dpo", [-0.6], [-3.0])
+
+
+def test_the_kl_penalty_by_hand() -> None:
+    # The policy that acted took action 0 with probability 1/4: ratio 2, KL = 1/4 log(1/2) + 3/4 log(3/2).
+    divergence = 0.25 * np.log(0.5) + 0.75 * np.log(1.5)
+    value, gradient = objective_of("kl", [np.log(2.0)], [3.0], kl_coefficient=5.0)
+    np.testing.assert_allclose(value, -(2 * 3 - 5 * divergence), rtol=1e-5)
+    # d ratio = ratio / 2; d KL = pi(0) - pi_old(0) = 1/4.
+    np.testing.assert_allclose(gradient, -(2 * 3 * 0.5 - 5 * 0.25), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("divergence", "factor"), [(0.031, 2), (0.029, 1), (0.02, 1), (0.0135, 1), (0.0133, 0.5)])
+def test_the_coefficient_follows_the_target(divergence: float, factor: float) -> None:
+    np.testing.assert_allclose(ppo.adapted(jnp.float32(3), jnp.float32(divergence), jnp.float32(0.02)), 3 * factor)
+
+
+def test_an_update_measures_the_divergence_that_it_made() -> None:
+    parts, state, rollout = case()
+    parts = with_config(parts, objective="kl")
+    start = ppo.State(**{**vars(state), "kl_coefficient": jnp.float32(1e-3)})
+    after, report = jax.jit(functools.partial(ppo.update, parts))(start, rollout, jax.random.key(1))
+    batch = flat.prepare(parts, start, rollout)
+    features = flat.features(parts.torso, after.params.torso, batch.observation)
+    expected = jnp.mean(batch.policy.kl_divergence(parts.policy(after.params, features, None)))
+    np.testing.assert_allclose(report.metrics["kl"], expected, rtol=1e-4)
+    assert report.metrics["kl_coefficient"] == start.kl_coefficient
+    assert after.kl_coefficient == ppo.adapted(start.kl_coefficient, expected, jnp.float32(parts.config.target_kl))
+    # A large penalty holds the policy.
+    held = dataclasses.replace(start, kl_coefficient=jnp.float32(1e4))
+    _, held_report = jax.jit(functools.partial(ppo.update, parts))(held, rollout, jax.random.key(1))
+    assert held_report.metrics["kl"] < 0.5 * report.metrics["kl"]
+    assert jax.jit(functools.partial(ppo.init, parts))(jax.random.key(0)).kl_coefficient == 1.0
 
 
 # Stopping by KL.
@@ -267,7 +356,7 @@ def test_a_shared_torso_is_one_set_of_parameters() -> None:
     # The value's gradient reaches the policy's torso where it is shared, and there alone.
     observation = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
-    def value(parts: ppo.Parts, params: ppo.Params) -> jax.Array:
+    def value(parts: actor_critic.Parts, params: actor_critic.Params) -> jax.Array:
         return jnp.sum(
             parts.value(
                 params,

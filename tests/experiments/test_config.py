@@ -90,6 +90,7 @@ def test_shipped_config_loads_and_fits_its_agent(name: str) -> None:
     assert config.name == name
     # A config of a published variant has its name.
     variants = {
+        "ppo": {"ppo", "dpo"},
         "dqn": {"dqn", "doubledueling", "c51", "qrdqn", "iqn", "rainbow"},
         "sac": {"sac", "tqc", "crossq"},
         "ddpg": {"ddpg", "td3", "d4pg"},

@@ -1,5 +1,6 @@
 """DQN learns the right values and actions of the five probe environments, with every distribution of returns."""
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,18 +14,16 @@ from rollax.agents.action_values import DISTRIBUTIONS
 
 pytestmark = pytest.mark.learning
 DISCOUNT = 0.5
-CASES = [
-    *((kind, {}) for kind in KINDS),
-    *((kind, {"distribution": name}) for name in DISTRIBUTIONS[1:] for kind in ("discounted", "policy")),
-    ("discounted", {"double": True, "dueling": True}),
-    ("discounted", {"munchausen": True}),
-    *((kind, {"noisy": True, "epsilon_start": 0.0, "epsilon_end": 0.0}) for kind in ("discounted", "policy")),
-]
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{name: {"distribution": name} for name in DISTRIBUTIONS},
+    "double dueling": {"double": True, "dueling": True},
+    "munchausen": {"munchausen": True},
+    "noisy": {"noisy": True, "epsilon_start": 0.0, "epsilon_end": 0.0},
+}
 
 
-@pytest.mark.parametrize(("kind", "changes"), CASES, ids=str)
-def test_probe(kind: str, changes: dict[str, Any]) -> None:
-    probe = Probe(kind)
+@functools.cache
+def trained(variant: str) -> tuple[dqn.Parts, dict[str, dqn.State]]:
     settings = dqn.Config(
         **{
             "learning_rate": 5e-3,
@@ -38,18 +37,24 @@ def test_probe(kind: str, changes: dict[str, Any]) -> None:
             "value_max": 2.0,
             "num_quantiles": 8,
             "num_taus": 8,
-            **changes,
+            **VARIANTS[variant],
         }
     )
     replay = experiments.ReplayConfig(capacity=4_000, batch_size=32)
-    state = train(
-        probe, "dqn", settings, replay, total_env_steps=8_000, num_envs=4, num_steps=4, updates_per_iteration=2
+    states = train(
+        False, "dqn", settings, replay, total_env_steps=8_000, num_envs=4, num_steps=4, updates_per_iteration=2
     )
-    parts = dqn.make_parts(probe.observation_space(), probe.action_space(), settings)
+    return dqn.make_parts(Probe().observation_space(), Probe().action_space(), settings), states
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_probe(variant: str, kind: str) -> None:
+    parts, state = trained(variant)[0], trained(variant)[1][kind]
     for seen, expected in action_values(kind, DISCOUNT).items():
         observation = jnp.array([seen[-1:]], jnp.float32)
         values = parts.returns(state.params, observation, None, state.hyperparameters).values[0].tolist()
-        if kind == "policy" and "noisy" in changes:
+        if kind in ("action", "policy") and variant == "noisy":
             # Noise alone need not try the wrong action often enough to learn its value.
             best, other = int(np.argmax(expected)), int(np.argmin(expected))
             assert values[best] == pytest.approx(1.0, abs=0.1)

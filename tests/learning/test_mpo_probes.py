@@ -16,8 +16,8 @@ DISCOUNT = 0.5
 
 
 @functools.cache
-def trained(kind: str, continuous: bool) -> tuple[mpo.Parts, mpo.State]:
-    probe = Probe(kind, continuous)
+def trained(continuous: bool) -> tuple[mpo.Parts, dict[str, mpo.State]]:
+    probe = Probe(continuous=continuous)
     settings = mpo.Config(
         learning_rate=5e-3,
         critic_learning_rate=5e-3,
@@ -35,7 +35,7 @@ def trained(kind: str, continuous: bool) -> tuple[mpo.Parts, mpo.State]:
     replay = experiments.ReplayConfig(capacity=4_000, batch_size=32)
     steps = {"total_env_steps": 8_000, "num_envs": 4, "num_steps": 4, "updates_per_iteration": 4}
     return mpo.make_parts(probe.observation_space(), probe.action_space(), settings), train(
-        probe, "mpo", settings, replay, **steps
+        continuous, "mpo", settings, replay, **steps
     )
 
 
@@ -55,7 +55,7 @@ def greedy(parts: mpo.Parts, state: mpo.State, seen: float) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_discrete_probe(kind: str) -> None:
-    parts, state = trained(kind, False)
+    parts, state = trained(False)[0], trained(False)[1][kind]
     for seen, expected in action_values(kind, DISCOUNT).items():
         learnt = values(parts, state, seen[-1], 0.0)
         if kind in ("action", "policy"):
@@ -68,7 +68,7 @@ def test_discrete_probe(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_continuous_probe(kind: str) -> None:
-    parts, state = trained(kind, True)
+    parts, state = trained(True)[0], trained(True)[1][kind]
     if kind in ("action", "policy"):
         for seen in (0.0,) if kind == "action" else (1.0, -1.0):
             right = BEST if seen >= 0 else -BEST

@@ -1,5 +1,7 @@
 """R2D2 learns the right values and actions of the five probe environments, and to remember."""
 
+import functools
+
 import jax.numpy as jnp
 import pytest
 from tests.agents.probes import KINDS, Probe, action_values, train
@@ -11,9 +13,8 @@ pytestmark = pytest.mark.learning
 DISCOUNT = 0.5
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_probe(kind: str) -> None:
-    probe = Probe(kind)
+@functools.cache
+def trained() -> tuple[r2d2.Parts, dict[str, r2d2.State]]:
     settings = r2d2.Config(
         learning_rate=5e-3,
         discount=DISCOUNT,
@@ -28,8 +29,13 @@ def test_probe(kind: str) -> None:
     replay = experiments.ReplayConfig(
         capacity=4_096, batch_size=16, kind="prioritised", length=6, cross_episodes=True, min_size=256
     )
-    state = train(probe, "r2d2", settings, replay, total_env_steps=12_800, num_envs=8, num_steps=4)
-    parts = r2d2.make_parts(probe.observation_space(), probe.action_space(), settings)
+    states = train(False, "r2d2", settings, replay, total_env_steps=12_800, num_envs=8, num_steps=4)
+    return r2d2.make_parts(Probe().observation_space(), Probe().action_space(), settings), states
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probe(kind: str) -> None:
+    parts, state = trained()[0], trained()[1][kind]
     for seen, expected in action_values(kind, DISCOUNT).items():
         memory = parts.torso.init_memory(1)
         for step, number in enumerate(seen):

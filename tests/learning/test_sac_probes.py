@@ -1,5 +1,6 @@
 """SAC and its family learn the right values and actions of the five probe environments, continuous and discrete."""
 
+import functools
 from typing import Any
 
 import jax
@@ -14,18 +15,18 @@ from rollax.agents import sac
 pytestmark = pytest.mark.learning
 DISCOUNT = 0.5
 QUANTILES = {"distribution": "quantile", "num_quantiles": 8, "dropped_quantiles": 0}
-CASES = [
-    *((kind, True, {}) for kind in KINDS),
-    *((kind, False, {}) for kind in ("discounted", "policy")),
-    ("discounted", True, QUANTILES),
-    ("discounted", True, {"batch_norm": True, "adam_momentum": 0.5}),
-    ("policy", True, {"num_critics": 4, "target_critics": 2, "mean_critics": True, "dropout": 0.01}),
-]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sac": {},
+    "discrete": {},
+    "tqc": QUANTILES,
+    "crossq": {"batch_norm": True, "adam_momentum": 0.5},
+    "redq droq": {"num_critics": 4, "target_critics": 2, "mean_critics": True, "dropout": 0.01},
+}
 
 
-@pytest.mark.parametrize(("kind", "continuous", "changes"), CASES, ids=str)
-def test_probe(kind: str, continuous: bool, changes: dict[str, Any]) -> None:
-    probe = Probe(kind, continuous)
+@functools.cache
+def trained(variant: str) -> tuple[sac.Parts, dict[str, sac.State]]:
+    probe = Probe(continuous=variant != "discrete")
     settings = sac.Config(
         **{
             "learning_rate": 3e-3,
@@ -35,14 +36,19 @@ def test_probe(kind: str, continuous: bool, changes: dict[str, Any]) -> None:
             "initial_temperature": 0.01,
             "hidden_sizes": (32,),
             "target_rate": 0.1,
-            **changes,
+            **VARIANTS[variant],
         }
     )
     replay = experiments.ReplayConfig(capacity=6_000, batch_size=64)
-    state = train(
-        probe, "sac", settings, replay, total_env_steps=6_000, num_envs=4, num_steps=4, updates_per_iteration=8
-    )
-    parts = sac.make_parts(probe.observation_space(), probe.action_space(), settings)
+    steps = {"total_env_steps": 6_000, "num_envs": 4, "num_steps": 4, "updates_per_iteration": 8}
+    states = train(probe.continuous, "sac", settings, replay, **steps)
+    return sac.make_parts(probe.observation_space(), probe.action_space(), settings), states
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_probe(variant: str, kind: str) -> None:
+    parts, state, continuous = trained(variant)[0], trained(variant)[1][kind], variant != "discrete"
     values = action_values(kind, DISCOUNT)
     for seen in values:
         observation = jnp.array([seen[-1:]], jnp.float32)
