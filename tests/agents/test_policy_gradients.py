@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollax import InputError, envs
+from rollax import InputError, envs, experiments
 from rollax.agents import Rollout, a2c, actor_critic, awr, impala, reinforce, vmpo
 from rollax.envs.spaces import Box, Discrete
 
@@ -168,6 +168,26 @@ def test_advantages_of_bonuses_go_on_over_the_end_of_an_episode() -> None:
     np.testing.assert_allclose(target[:, 0, 1], [1.0, 10.4, 100.5], rtol=1e-6)
     np.testing.assert_allclose(target[:, 0, 0], [3.0, 2.0, 7.0], rtol=1e-6)
     np.testing.assert_allclose(advantage[:, 0], [1 + 2 * 1, -2 + 2 * 10.4, 9 + 2 * 96.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("module", "memory"), [(a2c, "gru"), (impala, "lstm"), (reinforce, "linear"), (vmpo, "gru")])
+def test_the_loop_trains_them_with_memory_bonus_and_normalisation(module: Any, memory: str) -> None:
+    settings = {"bonus": "icm", "normalise_observation": True, "normalise_reward": True, "shared_torso": True}
+    config = experiments.ExperimentConfig(
+        env=experiments.EnvConfig("CartPole-v1"),
+        train=experiments.TrainConfig(module.__name__.split(".")[-1], total_env_steps=128, num_envs=4, num_steps=8),
+        agent=module.Config(memory=memory, memory_size=4, hidden_sizes=(4,), **settings),
+    )
+    state, metrics = jax.jit(experiments.make_train(config))(jax.random.key(0))
+    assert state.agent.updates == 4
+    assert state.agent.env_steps == 128
+    assert state.agent.observation_statistics.count == 128
+    assert not state.failed.flag
+    assert np.isfinite(metrics["bonus"]).all()
+    start = jax.jit(experiments.make_trainer(config).init)(jax.random.key(0)).agent.params
+    for name in ("torso", "policy", "value"):
+        pairs = zip(*(jax.tree.leaves(getattr(params, name)) for params in (start, state.agent.params)), strict=True)
+        assert any(np.any(x != y) for x, y in pairs), name
 
 
 def check_and_make(module: Any, config: Any) -> None:

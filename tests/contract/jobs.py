@@ -126,6 +126,13 @@ RESUMED: dict[str, Callable[[], experiments.ExperimentConfig]] = {
         settings={"batch_norm": True, "hidden_sizes": (8,), "random_steps": 16, "random_period": 4},
         replay=experiments.ReplayConfig(capacity=256, batch_size=16),
     ),
+    "impala": lambda: make_config(
+        "impala",
+        BEACON,
+        4,
+        4,
+        settings={"actor_period": 3, "hidden_sizes": (8,), "bonus": "rnd", "normalise_reward": True},
+    ),
 }
 """And some more that are only saved and resumed: for the rest they are like the toy that learns from transitions."""
 

@@ -84,7 +84,11 @@ def test_a_training_step_passes_the_checks_of_jax(job: Job, check: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["rainbow_cartpole", "iqn_cartpole", "pqn_memorychain", "sac_pendulum", "td3_pendulum", "mpo_pendulum"]
+    "name",
+    [
+        *("rainbow_cartpole", "iqn_cartpole", "pqn_memorychain", "sac_pendulum", "td3_pendulum", "mpo_pendulum"),
+        *("a2c_cartpole", "awr_cartpole", "impala_cartpole", "ppo_deepsea", "reinforce_cartpole", "vmpo_cartpole"),
+    ],
 )
 def test_a_shipped_agent_uses_each_key_once(name: str) -> None:
     trainer = experiments.make_trainer(experiments.load(name))
