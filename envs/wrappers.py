@@ -11,6 +11,14 @@ import jax.numpy as jnp
 from rollax.envs.base import Environment, EpisodeMetrics, PyTree, TimeStep, select, strongly_typed, with_types_of
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WrapperState:
+    """The state of a wrapper that has one of its own."""
+
+    env: PyTree  # the state inside
+
+
 class Wrapper:
     """An environment that passes everything on to the one inside; subclasses override what they change."""
 
@@ -34,6 +42,20 @@ class Wrapper:
 
     def action_space(self, params: PyTree = None) -> PyTree:
         return self.env.action_space(params)
+
+    def carry_over(self, ended: PyTree, fresh: PyTree) -> PyTree:
+        """Returns the state that an episode starts with, from the last one's final state and that of a reset.
+
+        An environment may have this method, for what outlives its episodes, such as the level of a curriculum; one
+        that has none starts from the fresh state. It works on one environment, inside the step that ends an episode,
+        and the first observation stays that of the reset.
+        """
+        inner: Any = getattr(self.env, "carry_over", None)
+        if inner is None:
+            return fresh
+        if isinstance(fresh, WrapperState):
+            return dataclasses.replace(fresh, env=inner(ended.env, fresh.env))
+        return inner(ended, fresh)
 
 
 class AutoReset(Wrapper):
@@ -74,6 +96,7 @@ class AutoReset(Wrapper):
         next_state, timestep = self.env.step(key, state, action, params)
         next_state = with_types_of(next_state, state)
         ended = timestep.ended
+        reset_state = with_types_of(self.carry_over(next_state, reset_state), reset_state)
         return select(ended, reset_state, next_state), dataclasses.replace(
             timestep,
             observation=select(
@@ -88,10 +111,9 @@ class AutoReset(Wrapper):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class EpisodeStatisticsState:
+class EpisodeStatisticsState(WrapperState):
     """The state inside, and the running totals of the current episode."""
 
-    env: PyTree
     episode_return: jax.Array  # float32 [...], so far, undiscounted
     episode_length: jax.Array  # int32 [...], so far, environment steps
 
