@@ -66,7 +66,15 @@ def adam(epsilon: jax.Array | float, momentum: jax.Array | float = 0.9) -> optax
 
 def clipped_radam(max_grad_norm: jax.Array | float) -> optax.GradientTransformation:
     """Rectified Adam (Liu et al. 2020) on gradients clipped by their global norm, which may be traced."""
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_radam())
+    optimiser = optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_radam())
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        with jax.debug_nans(
+            False
+        ):  # in the first steps optax computes, and does not use, the root of a negative number
+            return optimiser.update(gradients, state, params)
+
+    return optax.GradientTransformation(optimiser.init, update)
 
 
 def descend(

@@ -41,6 +41,7 @@ def test_the_page_has_what_these_tests_run() -> None:
     assert 90 <= len(code) <= 120  # "about a hundred lines"
 
 
+@pytest.mark.learning
 def test_the_commands_of_the_page_run_and_the_agent_learns(folder: Path) -> None:
     for line in blocks("bash")[0].splitlines():
         words = shlex.split(line)

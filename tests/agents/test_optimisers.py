@@ -58,3 +58,17 @@ def test_an_unknown_schedule_is_a_sentence() -> None:
         InputError, match=r"agent\.epsilon_schedule = 'cosin' is no known schedule: did you mean 'cosine'"
     ):
         optimisers.schedule("cosin", "agent.epsilon_schedule")
+
+
+def test_no_optimiser_makes_a_false_alarm_of_nan() -> None:
+    params = {"w": jnp.ones(3)}
+    for optimiser in (optimisers.clipped_radam(1.0), optimisers.clipped_adam(1.0, 1e-5), optimisers.adam(1e-8)):
+        with jax.debug_nans(True), jax.disable_jit():
+            (after, _), metrics = optimisers.step(
+                optimiser, lambda p: (jnp.sum(p["w"] ** 2), {}), params, optimiser.init(params), jnp.float32(0.1)
+            )
+        assert np.isfinite(after["w"]).all()
+        np.testing.assert_allclose(metrics["gradient_norm"], 2 * np.sqrt(3), rtol=1e-6)
+        bad = jax.tree.map(lambda leaf: leaf * jnp.nan, params)
+        with jax.debug_nans(True), jax.disable_jit(), pytest.raises(FloatingPointError):
+            optimisers.descend(optimiser, bad, optimiser.init(params), params, jnp.float32(0.1))
