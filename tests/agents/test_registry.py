@@ -84,7 +84,7 @@ def test_a_file_that_only_passes_on_an_algorithm(tmp_path: Path) -> None:
     ("agent", "message"),
     [
         ("ppoo", r"train\.agent = 'ppoo' is no known agent: did you mean 'ppo'"),
-        ("impala", r"train\.agent = 'impala' is no known agent: choose one of .*ppo"),
+        ("world_models", r"train\.agent = 'world_models' is no known agent: choose one of .*ppo"),
         ("my_algo.py", r"train\.agent = 'my_algo\.py' is no known agent"),
         ("no_such_file.py:make", r"train\.agent: there is no file 'no_such_file\.py'.*current folder"),
         ("no_such_module:make", r"train\.agent: there is no module 'no_such_module'"),
