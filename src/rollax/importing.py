@@ -44,12 +44,13 @@ def _import(module_name: str, field: str) -> ModuleType:
         raise InputError(f"{field}: {module_name!r} is a relative module; name it from its top package.")
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (module_name == missing or module_name.startswith(missing + ".")):
             raise InputError(
                 f"{field}: there is no module {module_name!r}; install it, or name a file as 'file.py:NAME'."
             ) from error
-        raise
+        raise InputError(f"{field}: {module_name!r} cannot be imported ({type(error).__name__}: {error}).") from error
 
 
 def _import_file(path: Path, field: str) -> ModuleType:

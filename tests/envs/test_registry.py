@@ -153,6 +153,13 @@ def test_a_fault_inside_a_file_is_named(tmp_path: Path) -> None:
             envs.make(f"{path}:Walk")
 
 
+def test_a_fault_inside_a_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_that_raises.py").write_text("Walk = 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"'module_that_raises' cannot be imported \(ZeroDivisionError"):
+        envs.make("module_that_raises:Walk")
+
+
 # Faults that there once were.
 
 
