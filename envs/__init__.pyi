@@ -5,6 +5,9 @@ from .base import EpisodeMetrics as EpisodeMetrics
 from .base import TimeStep as TimeStep
 from .base import timestep as timestep
 from .catalogue import ENVIRONMENTS as ENVIRONMENTS
+from .checker import FINDINGS as FINDINGS
+from .checker import Finding as Finding
+from .checker import check as check
 from .registry import make as make
 from .spaces import Box as Box
 from .spaces import Discrete as Discrete

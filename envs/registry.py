@@ -8,6 +8,7 @@ from typing import Any
 
 from rollax.envs.base import Environment
 from rollax.envs.catalogue import ENVIRONMENTS
+from rollax.envs.validation import ProtocolError, call, describe
 from rollax.errors import InputError, nearest
 from rollax.importing import import_object, is_import_path
 
@@ -21,7 +22,8 @@ def make(
 
     Args:
         env: An id of `rollax list envs`; `package.module:NAME` or `file.py:NAME`, where NAME is an environment, its
-            class or a function that returns one; or an environment object, which is returned as it is.
+            class or a function that returns one; or such an object itself. An environment is returned as it is, one
+            of gymnax's in its adapter.
         transforms: Names of `rollax.envs.transforms`, or tables with a `name` and arguments, innermost first.
         **kwargs: For an id of a suite, those that name a field of the environment's params override it and the others
             go to its constructor; for a class or a function, its arguments.
@@ -61,12 +63,16 @@ def _checked(env: Any, kwargs: dict[str, Any], field: str) -> Environment:
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{field} cannot be built: {type(error).__name__}: {error}.") from error
+            raise ProtocolError("raises", f"{field} cannot be built: {describe(error)}.") from error
     elif kwargs:
         raise InputError(
             f"{field} is built already, so the arguments {sorted(kwargs)} have no use: remove them, "
             "or name a class or function that takes them."
         )
+    if any(kind.__module__ == "gymnax.environments.environment" for kind in type(env).__mro__):
+        from rollax.envs.adapters.gymnax import GymnaxEnv
+
+        return call(field, lambda: GymnaxEnv(env))
     missing = [name for name in _REQUIRED if not hasattr(env, name)]
     if missing:
         raise InputError(f"{field} is no environment: it lacks {', '.join(missing)} (see rollax.envs.Environment).")
