@@ -266,7 +266,9 @@ def _auto_resets(single: _Single, rows: _Row) -> Iterator[Finding]:
     # A state that no step changes tells nothing.
     if not len(ends) or any(before[end] == after[end] for end in ends):
         return
-    resets = set(_bytes(rows.fresh_state))
+    resets, others = set(_bytes(rows.fresh_state)), np.flatnonzero(~np.asarray(rows.timestep.ended))
+    if any(after[other] in resets for other in others):  # episodes pass through states that others begin in
+        resets = set()
 
     def restarted(end: int) -> bool:
         key = rows.key_step.ravel()[end]

@@ -96,6 +96,11 @@ def counted_in_jit(_: Any, action: jax.Array) -> jax.Array:
     return action + counted()
 
 
+def counting(self: Walk, key: jax.Array, state: Any, action: jax.Array, params: Any) -> Any:
+    calls = self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
+    return Walk.step(self, key, {**state, "x": state["x"] + 0.01 * calls}, action, params)
+
+
 def leaving(state: Any, action: jax.Array) -> Any:
     left, LEFT[0] = LEFT[0], state["x"]
     return left
@@ -135,6 +140,15 @@ def restarting(self: Walk, key: jax.Array, state: Any, action: jax.Array, params
     return following, self.seen(following, timestep.reward, timestep.terminated, timestep.truncated)
 
 
+def from_few_places(self: Walk, key: jax.Array, params: Any) -> Any:
+    state = {"x": jnp.floor(3.0 * jax.random.uniform(key)) / 10.0, "time": jnp.int32(0)}
+    return state, self.seen(state)
+
+
+def restarting_elsewhere(self: Walk, key: jax.Array, state: Any, action: jax.Array, params: Any) -> Any:
+    return restarting(self, jax.random.fold_in(key, 7), state, action, params)
+
+
 def boom(*_: Any) -> Any:
     raise RuntimeError("boom")
 
@@ -163,7 +177,12 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"step": rewarded(lambda s, a: 1.0 if isinstance(a, jax.core.Tracer) else boom())},
         r"env\.step without jit raises RuntimeError",
     ),
-    "counter": ("python-state", {"step": rewarded(counted)}, r"env\.step is another program each time"),
+    "counter on self": (
+        "python-state",
+        {"step": counting},
+        r"env\.step is another program each time .*add.*, then .*add",
+    ),
+    "global counter": ("python-state", {"step": rewarded(counted)}, r"env\.step is another program each time"),
     "counter inside jit": ("python-state", {"step": rewarded(lambda s, a: counted_in_jit(Walk, a))}, "another program"),
     "numpy": ("python-state", {"step": rewarded(lambda s, a: HOST.normal())}, "draw random numbers from the key"),
     "numpy array": (
@@ -239,6 +258,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         "other types",
     ),
     "restarts": ("auto-reset", {"step": restarting}, "the state of a new episode"),
+    "restarts elsewhere": ("auto-reset", {"reset": from_few_places, "step": restarting_elsewhere}, "of a new episode"),
     "limit": ("time-limit", {"step": with_length}, r"params\.max_steps_in_episode end terminated"),
 }
 
@@ -288,6 +308,21 @@ def test_a_time_limit_that_no_param_tells(parts: dict[str, Any], time_limit: int
 def test_automatic_resets_and_batches_belong_to_wrappers() -> None:
     assert names(envs.AutoReset(Walk())) == ["auto-reset"]
     assert names(envs.Vectorise(Walk(), 2)) == ["observation"]
+
+
+def test_an_end_where_episodes_begin_is_no_reset() -> None:
+    """Places on a line without a clock: every one of them is a start, and the last is the end."""
+
+    class Line(Walk):
+        def reset(self, key: jax.Array, params: Any) -> Any:
+            state = {"x": jax.random.randint(key, (), 0, 4), "time": jnp.int32(0)}
+            return state, self.seen(state)
+
+        def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> Any:
+            state = {**state, "x": jnp.minimum(state["x"] + action, 3)}
+            return state, self.seen(state, 1.0, state["x"] == 3)
+
+    assert names(Line()) == []
 
 
 def test_illegal_actions_are_not_taken() -> None:
