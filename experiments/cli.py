@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import rollax
-from rollax.errors import InputError
+from rollax.errors import InputError, nearest
 from rollax.experiments import config as configs
+from rollax.importing import import_object, is_import_path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,6 +116,19 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--memory", nargs="+", metavar="KIND", default=["none"], help="ppo: memories of the network")
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to a file as well")
     bench.set_defaults(command=_bench)
+
+    check = commands.add_parser("check-env", help="look for faults of an environment", allow_abbrev=False)
+    check.add_argument(
+        "env", nargs="?", metavar="MODULE:NAME", help="an environment, its class or a factory, FILE.py:NAME, or an id"
+    )
+    check.add_argument(
+        "--allow", nargs="+", action="extend", default=[], metavar="NAME", help="findings that are no fault here"
+    )
+    check.add_argument("--time-limit", type=int, metavar="N", help="steps of an episode at most, if params don't tell")
+    check.add_argument("--eager-steps", type=int, default=3, metavar="N", help="steps taken without jit (default 3)")
+    check.add_argument("--all", action="store_true", help="check all ids of `rollax list envs`, 120 s each at most")
+    check.add_argument("--out", type=Path, metavar="FILE", help="--all: JSON lines, resumed if there are some already")
+    check.set_defaults(command=_check_env)
     return parser
 
 
@@ -230,6 +244,38 @@ def _bench(arguments: argparse.Namespace) -> None:
     _print_table(rows, tuple(rows[0]))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_env(arguments: argparse.Namespace) -> int:
+    from rollax import envs
+
+    for name in arguments.allow:
+        if name not in envs.FINDINGS:
+            raise InputError(f"--allow {name!r} is no finding: {nearest(name, envs.FINDINGS)}")
+    if arguments.all != (arguments.env is None) or arguments.all != (arguments.out is not None):
+        raise InputError("rollax check-env needs MODULE:NAME or an id, or --all and --out FILE for all ids.")
+    if arguments.all:
+        return _check_all_envs(arguments)
+    _start_jax(1)
+    env = import_object(arguments.env, "env") if is_import_path(arguments.env) else arguments.env
+    found = envs.check(env, eager_steps=arguments.eager_steps, time_limit=arguments.time_limit)
+    left = [finding for finding in found if finding.name not in arguments.allow]
+    for finding in left:
+        print(f"{finding.name}: {finding.sentence}")
+    if not left:
+        print(f"{arguments.env}: no findings" + (f" but those allowed ({len(found)})" if found else ""))
+    return 1 if left else 0
+
+
+def _check_all_envs(arguments: argparse.Namespace) -> int:
+    from rollax.experiments.env_checks import check_all
+
+    status = 0
+    for result in check_all(_environments(), arguments.out):
+        left = [name for name in result.findings if name not in arguments.allow]
+        print(f"{result.env}: {result.error or ', '.join(left) or 'no findings'}", flush=True)
+        status = max(status, int(bool(left or result.error)))
+    return status
 
 
 def _check_writable(path: Path) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import rollax
+from rollax import envs
 from rollax.agents.registry import AGENTS
 from rollax.envs.catalogue import ENVIRONMENTS
 from rollax.errors import InputError
-from rollax.experiments import bench, bench_replay, cli, plots, runner
+from rollax.experiments import bench, bench_replay, cli, env_checks, plots, runner
 from rollax.experiments.config import ExperimentConfig, shipped
 
 SCORES: dict[str, Any] = {"iqm": 495.25, "interval": [480.0, 500.0], "unfinished": 0}
@@ -221,6 +222,13 @@ def test_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         (["bench", "ppo", "--seeds", "0"], "seeds = 0"),
         (["bench", "ppo", "--json", "no/such/folder/file.json"], "--json = 'no/such/folder/file.json'"),
         (["bench", "ppo", "--json", "."], "--json = '.'"),
+        (["check-env"], "needs MODULE:NAME"),
+        (["check-env", "CartPole-v1", "--all", "--out", "file"], "needs MODULE:NAME"),
+        (["check-env", "--all"], "--all and --out FILE"),
+        (["check-env", "CartPole"], "'CartPole-v1'"),
+        (["check-env", "no_such_file.py:Walk"], "there is no file 'no_such_file.py'"),
+        (["check-env", "CartPole-v1", "--allow", "nan", "same-rest"], "did you mean 'same-reset'"),
+        (["check-env", "CartPole-v1", "--time-limit", "0"], "time_limit = 0 must be at least 1"),
     ],
 )
 def test_other_commands_refuse(
@@ -293,6 +301,70 @@ def test_bench_replay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:6] == ["name", "seeds", "buffer", "add_us", "cycle_us", "memory"]
     assert len(lines) == 6
+
+
+def test_check_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[Any] = []
+
+    def check(env: Any, **keywords: Any) -> tuple[envs.Finding, ...]:
+        calls.append((env, keywords))
+        return envs.Finding("nan", "A number is NaN: divide."), envs.Finding("jit", "Results differ: branch.")
+
+    monkeypatch.setattr(envs, "check", check)
+    assert cli.main(["check-env", "CartPole-v1", "--time-limit", "7", "--allow", "jit"]) == 1
+    assert cli.main(["check-env", "rollax.envs:Box", "--eager-steps", "1", "--allow", "jit", "nan"]) == 0
+    assert calls == [
+        ("CartPole-v1", {"eager_steps": 3, "time_limit": 7}),
+        (envs.Box, {"eager_steps": 1, "time_limit": None}),
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        "nan: A number is NaN: divide.",
+        "rollax.envs:Box: no findings but those allowed (2)",
+    ]
+
+
+def test_check_env_of_all_ids_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = {
+        "right": (0, "right: no findings\n", ""),
+        "wrong": (1, "jit: Results differ: branch.\nnan: A number is NaN.\n", "a warning\n"),
+        "missing": (2, "", "noise\nrollax: error: it needs a file.\n"),
+        "killed": (-9, "", ""),
+    }
+    checked: list[str] = []
+
+    def run(command: list[str], **keywords: Any) -> Any:
+        env_id = command[4]
+        checked.append(env_id)
+        assert command[1:] == ["-m", "rollax", "check-env", env_id, "--eager-steps", "1"]
+        if env_id == "slow":
+            raise subprocess.TimeoutExpired(command, keywords["timeout"])
+        status, out, err = outcomes[env_id]
+        return subprocess.CompletedProcess(command, status, out, err)
+
+    monkeypatch.setattr(env_checks.subprocess, "run", run)
+    monkeypatch.setattr(cli, "_environments", lambda: ["right", "wrong"])
+    out = tmp_path / "findings.jsonl"
+    command = ["check-env", "--all", "--out", str(out)]
+    assert cli.main(command) == 1
+    assert cli.main([*command, "--allow", "jit", "nan"]) == 0
+    with out.open("a") as file:
+        file.write('{"env": "missing", "find')  # a process that was killed as it wrote
+    monkeypatch.setattr(cli, "_environments", lambda: ["right", "wrong", "missing", "slow", "killed"])
+    assert cli.main([*command, "--allow", "jit", "nan"]) == 1
+    assert checked == ["right", "wrong", "missing", "slow", "killed"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["right: no findings", "wrong: jit, nan", "right: no findings", "wrong: no findings"]
+    assert lines[6:] == [
+        "missing: it needs a file.",
+        "slow: the check took longer than 120 seconds",
+        "killed: exit status -9",
+    ]
+    whole = out.read_text().splitlines()
+    written = [json.loads(line) for line in (*whole[:2], *whole[3:])]
+    assert [result["env"] for result in written] == ["right", "wrong", "missing", "slow", "killed"]
+    assert written[1]["findings"] == {"jit": "Results differ: branch.", "nan": "A number is NaN."}
 
 
 def test_list_everything(capsys: pytest.CaptureFixture[str]) -> None:
