@@ -21,6 +21,7 @@ LIMIT_FIELDS = ("max_steps_in_episode", "max_episode_steps", "max_steps", "max_t
 
 _LANES, _LENGTH = 8, 64  # environments that play side by side, and steps of one compiled scan
 _COMPARED = 16  # steps that are compared with and without vmap
+_LONGEST = 10_000  # steps that are played at most to reach a time limit
 _LIMITS = (3, 6)  # time limits tried: no task ends by its own rules after every number of steps
 
 
@@ -56,6 +57,9 @@ def look(
     single = _Single(env, params)
     impurities = list(single.impurities(key_single))
     yield from impurities
+    field, limit = _declared_limit(env, params, time_limit)
+    if field is None and limit is not None:
+        steps = max(steps, min(limit + 1, _LONGEST))
     play = _Play(env, single)
     play.start(key_play, params)
     blocks = []
@@ -70,7 +74,10 @@ def look(
             if not impurities:
                 yield from single.differences(rows, eager_steps)
     played = _Ends(*(np.concatenate(parts, axis=1) for parts in zip(*blocks, strict=True)))
-    yield from _time_limits(env, params, key_play, play, played, time_limit)
+    if field is not None:
+        yield from _time_limits(f"params.{field}", _play_with_limits(play, key_play, params, field))
+    elif limit is not None:
+        yield from _time_limits(f"their time limit of {limit} steps", [(limit, played)])
 
 
 # Single steps.
@@ -288,24 +295,29 @@ def _ends(rows: _Row) -> _Ends:
     return _Ends(np.asarray(rows.timestep.terminated), np.asarray(rows.timestep.truncated))
 
 
-def _time_limits(
-    env: Environment, params: PyTree, key: jax.Array, play: _Play, played: _Ends, time_limit: int | None
-) -> Iterator[Finding]:
-    """Plays with short time limits where the limit is one of the params, and else looks at what has been `played`."""
+def _declared_limit(env: Environment, params: PyTree, time_limit: int | None) -> tuple[str | None, int | None]:
+    """Returns the name of the param that is the time limit, or else the limit as it is given or an attribute tells."""
+    if time_limit is not None:
+        return None, time_limit
     fields = {_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)}
-    field = next((name for name in LIMIT_FIELDS if name in fields), None)
-    cases: list[tuple[int, _Ends]] = []
-    declared = f"params.{field}"
-    if time_limit is None and field is not None:
-        for limit in _LIMITS:
-            play.start(key, _with_leaf(params, field, limit))
-            cases.append((limit, _ends(play.block())))
-    else:
-        attributes = [getattr(holder, name, None) for holder in (env, params) for name in LIMIT_FIELDS]
-        limits = [value for value in (time_limit, *attributes) if isinstance(value, int)]
-        cases = [(limit, played) for limit in limits[:1]]
-        declared = f"their time limit of {limits[0]} steps" if limits else ""
-    if cases and all(_only_terminates(*case) for case in cases):
+    attributes = [getattr(holder, name, None) for holder in (env, params) for name in LIMIT_FIELDS]
+    return (
+        next((name for name in LIMIT_FIELDS if name in fields), None),
+        next((value for value in attributes if isinstance(value, int)), None),
+    )
+
+
+def _play_with_limits(play: _Play, key: jax.Array, params: PyTree, field: str) -> list[tuple[int, _Ends]]:
+    """Plays a block with each of some short limits, so that random play reaches them."""
+    cases = []
+    for limit in _LIMITS:
+        play.start(key, _with_leaf(params, field, limit))
+        cases.append((limit, _ends(play.block())))
+    return cases
+
+
+def _time_limits(declared: str, cases: list[tuple[int, _Ends]]) -> Iterator[Finding]:
+    if all(_only_terminates(*case) for case in cases):
         yield Finding(
             "time-limit",
             f"episodes that reach {declared} end terminated and never truncated, so nothing is bootstrapped there: set "

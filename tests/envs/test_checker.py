@@ -281,14 +281,15 @@ def test_every_name_has_a_fault() -> None:
 
 
 class Limited(Walk):
-    """Ends after five steps, which an attribute tells and no param."""
+    """Stands still and ends after some steps, which an attribute tells and no param."""
 
     max_steps: Any = 5
+    ends_after = 5
     flag = "terminated"
 
     def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> Any:
-        following, timestep = Walk.step(self, key, state, action, Params(width=100.0))
-        return following, replaced(timestep, **{self.flag: following["time"] >= 5})
+        state = {**state, "time": state["time"] + 1}
+        return state, replaced(self.seen(state), **{self.flag: state["time"] >= self.ends_after})
 
 
 @pytest.mark.parametrize(
@@ -298,6 +299,7 @@ class Limited(Walk):
         ({"flag": "truncated"}, None, []),
         ({"max_steps": None}, 5, ["time-limit"]),
         ({"max_steps": None}, 8, []),  # five steps are the task's own, then
+        ({"max_steps": 100, "ends_after": 100}, None, ["time-limit"]),  # more than the steps that were asked for
     ],
 )
 def test_a_time_limit_that_no_param_tells(parts: dict[str, Any], time_limit: int | None, found: list[str]) -> None:
