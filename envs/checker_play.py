@@ -216,7 +216,7 @@ def _unfit(what: str, leaf: jax.Array, space: spaces.Space | None, steps: int) -
         _, step, _ = np.argwhere(~finite)[0]
         yield Finding(
             "nan",
-            f"{what} of {values[~finite][0]} within {steps + step + 1} random steps: keep divisors from zero, and "
+            f"{what} of {values[~finite][0]} at random step {steps + step + 1}: keep divisors from zero, and "
             "arguments of logarithms and roots positive.",
         )
     if space is None:
@@ -225,18 +225,21 @@ def _unfit(what: str, leaf: jax.Array, space: spaces.Space | None, steps: int) -
     outside = np.argwhere(~inside & finite.all(-1))
     if len(outside):
         lane, step = outside[0]
-        seen = values[lane, step]
         yield Finding(
             "observation",
-            f"{what} between {seen.min():g} and {seen.max():g} within {steps + step + 1} random steps, which is "
-            f"outside {_bounds(space)}: clip it, or declare the bounds that hold.",
+            f"{what} with {_misfit(values[lane, step], space)} at random step {steps + step + 1}: clip it, or "
+            "declare the bounds that hold.",
         )
 
 
-def _bounds(space: spaces.Space) -> str:
-    if isinstance(space, spaces.Box):
-        return f"its Box from {space.low.min():g} to {space.high.max():g}"
-    return f"its {space}"
+def _misfit(values: np.ndarray, space: spaces.Space) -> str:
+    """Returns what is outside its space in the numbers of one element, and which bounds it has there."""
+    if not isinstance(space, spaces.Box):
+        return f"{values.tolist()}, which {space} does not hold,"
+    low, high = (np.asarray(bound, np.float32).ravel() for bound in (space.low, space.high))
+    entry = int(np.argmax((values < low) | (values > high)))
+    place = [int(index) for index in np.unravel_index(entry, space.shape)]
+    return f"{values[entry]:g} at {place}, which its Box bounds by {low[entry]:g} and {high[entry]:g},"
 
 
 def _same_resets(rows: _Row) -> Iterator[Finding]:

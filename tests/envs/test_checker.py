@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import random
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -226,10 +228,18 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "shape": ("state", {"step": changed(lambda k, b, s, t: ({**s, "x": s["x"][None]}, t))}, "make them the same"),
     "tree": ("state", {"step": changed(lambda k, b, s, t: ({"x": s["x"]}, t))}, "structure"),
-    "space": (
+    "bounds": (
         "observation",
-        {"observation_space": lambda *a: envs.Box(-1.0, 1.0, (2,))},
-        "outside its Box from -1 to 1",
+        {"observation_space": lambda *a: envs.Box([-9.0, 0.0], [9.0, 0.5])},
+        r"observation with [\d.]+ at \[1\], which its Box bounds by 0 and 0\.5, at random step \d+",
+    ),
+    "discrete": (
+        "observation",
+        {
+            "observation_space": lambda *a: envs.Discrete(2),
+            "seen": lambda self, s, *ends: envs.timestep(s["time"], *ends),
+        },
+        r"observation with \[2\.0\], which Discrete\(n=2.* at random step 2",
     ),
     "observation dtype": ("observation", {"observation_space": lambda *a: envs.Box(0, 9, (2,), "uint8")}, "uint8"),
     "reward dtype": ("reward", {"step": changed(lambda k, b, s, t: (s, replaced(t, reward=jnp.int32(1))))}, "int32"),
@@ -239,7 +249,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"step": changed(lambda k, b, s, t: (s, replaced(t, terminated=t.terminated.astype("float32"))))},
         "terminated of float32",
     ),
-    "nan": ("nan", {"step": rewarded(lambda s, a: jnp.log(s["x"] + 1.0))}, "reward of -?(nan|inf) within"),
+    "nan": ("nan", {"step": rewarded(lambda s, a: jnp.log(s["x"] + 1.0))}, "reward of -?(nan|inf) at random step"),
     "same reset": (
         "same-reset",
         {"reset": lambda self, key, params: Walk.reset(self, jax.random.key(0), params)},
@@ -276,8 +286,10 @@ def test_a_fault_is_found(fault: str) -> None:
     assert "\n" not in found[0].sentence
 
 
-def test_every_name_has_a_fault() -> None:
+def test_every_name_has_a_fault_and_a_line_of_the_documentation() -> None:
     assert {name for name, _, _ in BROKEN.values()} == set(envs.FINDINGS)
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", page, re.MULTILINE)) == envs.FINDINGS
 
 
 class Limited(Walk):
