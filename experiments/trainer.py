@@ -13,18 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from rollax import envs, replay
-from rollax.agents.base import Agent, Rollout, Update
+from rollax.agents.base import Agent, Rollout
 from rollax.agents.registry import resolve
-from rollax.envs.base import PyTree, TimeStep, select, strongly_typed
+from rollax.envs.base import PyTree, TimeStep, strongly_typed
 from rollax.errors import InputError
 from rollax.experiments import collection
 from rollax.experiments import config as configs
 from rollax.experiments.config import EnvConfig, ExperimentConfig
-
-Metrics = dict[str, jax.Array]
+from rollax.experiments.learning import Failure, Metrics, hold_if_bad, learn, no_failure
 
 
 @jax.tree_util.register_dataclass
@@ -39,15 +37,6 @@ class Clock:
     iteration: jax.Array  # int32 [], iterations done
     env_steps: jax.Array  # int32 [], environment steps of one seed; stops at the largest int32
     positions: PyTree  # of the replay buffer, rows of a data set included; None without one
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """Whether a number of a seed's learner stopped being finite, and when; it is held from then on, by value."""
-
-    flag: jax.Array  # bool []
-    iteration: jax.Array  # int32 [], the first bad iteration; -1 if there is none
 
 
 @jax.tree_util.register_dataclass
@@ -125,11 +114,7 @@ class Trainer:
             )
         key_agent, key_env, key_loop = jax.random.split(key, 3)
         env_params = strongly_typed(self.env.default_params if env_params is None else env_params)
-        hyperparameters = dict(hyperparameters or {})
-        if getattr(self.config.agent, "horizon", None) == 0:
-            updates = self.num_iterations * self.config.train.updates_per_iteration
-            hyperparameters.setdefault("horizon", float(updates))
-        agent_state = self.agent.init(key_agent, hyperparameters)
+        agent_state = self.agent.init(key_agent, with_horizon(self.config, self.num_iterations, hyperparameters))
         memory = self.agent.init_memory(self.config.train.num_envs)
         env_state, timestep = self.env.reset(key_env, env_params)
         rows, positions = self._init_replay(agent_state, memory, env_state, env_params, timestep)
@@ -141,7 +126,7 @@ class Trainer:
             timestep=timestep,
             replay=rows,
             key=key_loop,
-            failed=Failure(jnp.zeros((), jnp.bool_), jnp.full((), -1, jnp.int32)),
+            failed=no_failure(),
             clock=Clock(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), positions),
         )
         return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), strongly_typed(state))
@@ -189,13 +174,11 @@ class Trainer:
             train.num_steps,
             train.unroll,
         )
-        if self.buffer is None:
-            agent_state, update = self.agent.update(state.agent, rollout, key_learn)
-            metrics, rows, positions = update.metrics, state.replay, None
-        else:
-            agent_state, metrics, stored = self._learn_from_replay(state, rollout, key_learn)
-            rows, positions = stored.rows, stored.positions
-        agent_state, failed = _hold_if_bad(state, agent_state)
+        stored = replay.ReplayState(state.replay, state.clock.positions)
+        agent_state, metrics, stored = learn(
+            self.agent, self.buffer, train.updates_per_iteration, state.agent, stored, rollout, key_learn
+        )
+        agent_state, failed = hold_if_bad(state.failed, state.clock.iteration, state.agent, agent_state)
         count = jnp.where(episodes.count > 0, episodes.count.astype(jnp.float32), jnp.nan)
         steps = self.env_steps_per_iteration
         largest = np.iinfo(np.int32).max
@@ -205,13 +188,13 @@ class Trainer:
             env=env_state,
             env_params=state.env_params,
             timestep=timestep,
-            replay=rows,
+            replay=stored.rows,
             key=key,
             failed=failed,
             clock=Clock(
                 iteration=state.clock.iteration + 1,
                 env_steps=jnp.minimum(state.clock.env_steps, largest - steps) + steps,
-                positions=positions,
+                positions=stored.positions,
             ),
         )
         return state, {
@@ -239,45 +222,6 @@ class Trainer:
         stored = self.buffer.init(example)
         return stored.rows, stored.positions
 
-    def _learn_from_replay(
-        self, state: TrainState, rollout: Rollout, key: jax.Array
-    ) -> tuple[PyTree, Metrics, replay.ReplayState]:
-        """Writes, then samples all batches at once, then updates, then sets all priorities at once.
-
-        In this order because a read before a write in one loop body copies the whole buffer.
-        """
-        buffer = self.buffer
-        assert buffer is not None
-        num_updates = self.config.train.updates_per_iteration
-        numbers = state.agent.hyperparameters
-        importance_exponent = numbers.get("importance_exponent")
-        priority_exponent = numbers.get("priority_exponent", 1.0)
-        key_sample, key_update = jax.random.split(key)
-        stored = replay.ReplayState(state.replay, state.clock.positions)
-        stored = buffer.add(stored, rollout.rows())
-        samples = jax.vmap(lambda key: buffer.sample(stored, key, importance_exponent))(
-            jax.random.split(key_sample, num_updates)
-        )
-        keys_update = jax.random.split(key_update, num_updates)
-
-        def learn(agent_state: PyTree) -> tuple[PyTree, Update]:
-            def step(agent_state: PyTree, inputs: Any) -> tuple[PyTree, Update]:
-                return self.agent.update(agent_state, *inputs)
-
-            agent_state, updates = lax.scan(step, agent_state, (samples, keys_update))
-            # An update that leaves a part out, such as a delayed policy, reports NaN of it.
-            metrics = jax.tree.map(lambda leaf: jnp.nanmean(leaf, axis=0), updates.metrics)
-            return agent_state, dataclasses.replace(updates, metrics=metrics)
-
-        def wait(agent_state: PyTree) -> tuple[PyTree, Update]:
-            _, updates = jax.eval_shape(learn, agent_state)
-            return agent_state, jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), updates)
-
-        agent_state, updates = lax.cond(buffer.can_sample(stored), learn, wait, state.agent)
-        if updates.priorities is not None:  # [U, B]; NaN, as from `wait`, leaves a row's priority as it is
-            stored = buffer.set_priorities(stored, samples.indices, updates.priorities, priority_exponent)
-        return agent_state, updates.metrics, stored
-
 
 def make_trainer(config: ExperimentConfig) -> Trainer:
     """Builds the environment, the agent, the buffer and the loop of a config.
@@ -288,13 +232,10 @@ def make_trainer(config: ExperimentConfig) -> Trainer:
         InputError: Something in the config cannot work; nothing has been compiled yet.
     """
     config = configs.check(config)
-    algorithm = resolve(config.train.agent)
-    if algorithm.check is not None:
-        algorithm.check(config.agent, config.train.num_steps, config.train.num_envs)
     raw = make_env(config.env)
-    agent = algorithm.make(raw.observation_space(), raw.action_space(), config.agent)
+    agent = make_agent(config, raw.observation_space(), raw.action_space())
     env = envs.Vectorise(envs.AutoReset(envs.EpisodeStatistics(raw)), config.train.num_envs)
-    buffer = _make_buffer(config, agent, algorithm.name)
+    buffer = make_buffer(config, agent)
     chunk_iterations, num_chunks = _schedule(config)
     return Trainer(config, env, agent, buffer, chunk_iterations, num_chunks)
 
@@ -321,7 +262,26 @@ def make_env(config: EnvConfig) -> envs.Environment:
     return env
 
 
-def _make_buffer(config: ExperimentConfig, agent: Agent, name: str) -> replay.Buffer | None:
+def make_agent(config: ExperimentConfig, observation_space: PyTree, action_space: PyTree) -> Agent:
+    """Returns the agent of a config for an environment with these spaces.
+
+    Raises:
+        InputError: The agent does not go with the spaces, with T and N, or with its own numbers.
+    """
+    algorithm = resolve(config.train.agent)
+    if algorithm.check is not None:
+        algorithm.check(config.agent, config.train.num_steps, config.train.num_envs)
+    agent: Agent = algorithm.make(observation_space, action_space, config.agent)
+    return agent
+
+
+def make_buffer(config: ExperimentConfig, agent: Agent) -> replay.Buffer | None:
+    """Returns the replay buffer of a config; None for an agent that learns from rollouts.
+
+    Raises:
+        InputError: `[replay]` does not go with what the agent learns from.
+    """
+    name = resolve(config.train.agent).name
     if agent.consumes == "rollout":
         if config.replay is not None:
             raise InputError(f"[replay] has no use: train.agent = {name!r} learns from rollouts; remove the table.")
@@ -352,6 +312,16 @@ def _make_buffer(config: ExperimentConfig, agent: Agent, name: str) -> replay.Bu
     return getattr(replay, kind)(**options)
 
 
+def with_horizon(
+    config: ExperimentConfig, num_iterations: int, hyperparameters: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the numbers that replace those of the agent's config: with a horizon of 0 there, the updates of a run."""
+    numbers = dict(hyperparameters or {})
+    if getattr(config.agent, "horizon", None) == 0:
+        numbers.setdefault("horizon", float(num_iterations * config.train.updates_per_iteration))
+    return numbers
+
+
 def _schedule(config: ExperimentConfig) -> tuple[int, int]:
     """Returns iterations per chunk and chunks per run."""
     per_iteration = config.train.num_envs * config.train.num_steps
@@ -367,22 +337,6 @@ def _with_rows(convert: Callable[[replay.ReplayState], replay.ReplayState] | Non
         return state
     stored = convert(replay.ReplayState(state.replay, state.clock.positions))
     return dataclasses.replace(state, replay=stored.rows)
-
-
-def _hold_if_bad(state: TrainState, agent_state: PyTree) -> tuple[PyTree, Failure]:
-    """Returns the updated agent, or the old one for a seed in which a finite number has become NaN or infinite."""
-
-    def turned_bad(old: jax.Array, new: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(new.dtype, jnp.floating):
-            return jnp.zeros((), jnp.bool_)
-        return jnp.any(jnp.isfinite(old) & ~jnp.isfinite(new))
-
-    bad = jnp.any(jnp.stack(jax.tree.leaves(jax.tree.map(turned_bad, state.agent, agent_state))))
-    failed = Failure(
-        flag=state.failed.flag | bad,
-        iteration=jnp.where(bad & ~state.failed.flag, state.clock.iteration, state.failed.iteration),
-    )
-    return select(failed.flag, state.agent, agent_state), failed
 
 
 def _refuse_batched_clock() -> None:
