@@ -10,6 +10,9 @@ from .config import TrainConfig as TrainConfig
 from .config import load as load
 from .evaluation import Evaluation as Evaluation
 from .evaluation import make_evaluate as make_evaluate
+from .host import HostResult as HostResult
+from .host import make_host_evaluate as make_host_evaluate
+from .host import make_host_train as make_host_train
 from .policy import Policy as Policy
 from .policy import export_policy as export_policy
 from .policy import load_policy as load_policy
