@@ -62,8 +62,10 @@ def make_host_train(config: ExperimentConfig, vector: HostVector) -> Callable[..
         InputError: Something in the config cannot work, or not with these environments; from `train`, the key is
             traced, or the hyperparameters have other names.
     """
-    config = _config_for(config, vector)
-    agent = make_agent(config, vector.observation_space(), vector.action_space())
+    spaces = _spaces_of(vector)
+    train = dataclasses.replace(config.train, num_envs=vector.num_envs)
+    config = configs.check(dataclasses.replace(config, env=EnvConfig(vector), train=train))
+    agent = make_agent(config, *spaces)
     if config.replay is not None:
         config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, storage="ref"))
     buffer, train = make_buffer(config, agent), config.train
@@ -113,7 +115,7 @@ def make_host_evaluate(config: ExperimentConfig, vector: HostVector) -> Callable
             traced.
     """
     config = configs.check(config)
-    agent = resolve(config.train.agent).make(vector.observation_space(), vector.action_space(), config.agent)
+    agent = resolve(config.train.agent).make(*_spaces_of(vector), config.agent)
     num_envs, episodes = vector.num_envs, config.evaluation.episodes
     step_cap = config.evaluation.step_cap or DEFAULT_STEP_CAP
     act = jax.jit(functools.partial(_act, agent), static_argnames="explore")
@@ -282,9 +284,11 @@ def _improve(
     return agent.observe(updated, rollout), failed, stored, metrics
 
 
-def _config_for(config: ExperimentConfig, vector: HostVector) -> ExperimentConfig:
-    train = dataclasses.replace(config.train, num_envs=vector.num_envs)
-    return configs.check(dataclasses.replace(config, env=EnvConfig(vector), train=train))
+def _spaces_of(vector: HostVector) -> tuple[PyTree, PyTree]:
+    """Returns the spaces of observations and actions."""
+    if not isinstance(vector, HostVector):
+        raise InputError(f"a {type(vector).__name__} is no envs.HostVector: give HostVector(vector_environment).")
+    return vector.observation_space(), vector.action_space()
 
 
 def _concrete(key: jax.Array) -> jax.Array:

@@ -205,3 +205,22 @@ def test_a_same_step_reset_without_the_last_observation_is_a_sentence() -> None:
     host.reset()
     with pytest.raises(InputError, match=r"gave no info\['final_obs'\]"):
         host.step(np.array([0, 0, 2]))
+
+
+@pytest.mark.suite
+def test_environments_of_envpool() -> None:
+    envpool = pytest.importorskip("envpool")
+    host = HostVector(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=0))
+    with pytest.warns(UserWarning, match="EnvPool seeds are fixed"):
+        before = host.reset(seed=1)
+    ends, starts = np.zeros(4, np.int32), np.zeros(4, np.int32)
+    for _ in range(60):
+        after = host.step(np.ones(4))
+        taken = ~waiting(before)
+        assert np.all(after.reward[taken] == 1.0)
+        assert np.all(np.abs(before.observation[before.is_first]) <= 0.05)
+        fallen = after.final_observation[taken & after.terminated]
+        assert np.all(np.abs(fallen[:, 2]) > 0.2)  # radians, beyond 12 degrees
+        ends, starts, before = ends + (taken & after.ended), starts + after.is_first, after
+    assert np.all(ends >= 4)
+    np.testing.assert_array_equal(starts, ends - waiting(before))

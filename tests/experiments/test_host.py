@@ -244,6 +244,9 @@ def test_what_cannot_work_is_a_sentence() -> None:
         jax.jit(evaluate)((), jax.random.key(0))
     with pytest.raises(InputError, match="hyperparameter 'horizn' does not exist"):
         train(jax.random.key(0), {"horizn": 1.0})
+    for make in (experiments.make_host_train, experiments.make_host_evaluate):
+        with pytest.raises(InputError, match=r"a SyncVectorEnv is no envs\.HostVector"):
+            make(config_of(make_spy, 2, 6), vector.vector)
     with pytest.raises(InputError, match=r"\[replay\] is missing"):
         experiments.make_host_train(config_of(make_storing_spy, 2, 6), vector)
     stored = experiments.ReplayConfig(capacity=64, batch_size=2)
