@@ -151,7 +151,7 @@ class _Step:
     row: Rollout  # leaves [N, ...]
     after: TimeStep  # leaves [N, ...]
     taken: np.ndarray  # bool [N], `row` is a transition, not yet handed out; elsewhere the environment was only reset
-    known: np.ndarray  # bool [N], `after` is what follows a transition that is not yet handed out
+    known: np.ndarray  # bool [N], `after` is what follows a transition: where that ended, only once it has been reset
 
 
 class _Collector:
@@ -209,17 +209,17 @@ class _Collector:
         return chosen
 
     def _hand_out(self, first_memory: PyTree) -> Rollout:
-        taken, known = (np.stack([getattr(step, name) for step in self._steps]) for name in ("taken", "known"))
-        index, following = _first(taken, self._num_steps), _first(known, self._num_steps)
+        taken = np.stack([step.taken for step in self._steps])
+        index = _first(taken, self._num_steps)
         rollout: Rollout = _gather([step.row for step in self._steps], index)
         if self._stores:
             np.put_along_axis(taken, index, False, axis=0)
-            np.put_along_axis(known, following, False, axis=0)
-            rest = [dataclasses.replace(step, taken=taken[at], known=known[at]) for at, step in enumerate(self._steps)]
-            self._steps = [step for step in rest if np.any(step.taken | step.known)]
+            rest = [dataclasses.replace(step, taken=left) for step, left in zip(self._steps, taken, strict=True)]
+            self._steps = [step for step in rest if step.taken.any()]
             self._known -= self._num_steps
             return rollout
-        last = _gather([step.after for step in self._steps], following[-1])
+        following = _first(np.stack([step.known for step in self._steps]), self._num_steps)[-1]
+        last = _gather([step.after for step in self._steps], following)
         self._steps.clear()
         self._known[:] = 0
         return dataclasses.replace(rollout, first_memory=first_memory, last=last)

@@ -19,6 +19,7 @@ from rollax import InputError, experiments
 from rollax.agents.base import Agent, Decision, Hyperparameters, Rollout, Update, hyperparameters_of
 from rollax.agents.registry import resolve
 from rollax.envs import HostVector, TimeStep
+from rollax.experiments import host
 from rollax.importing import import_object
 from rollax.replay import sum_tree
 
@@ -187,6 +188,21 @@ def test_stored_rows_have_no_gap(num_steps: int, mode: str) -> None:
     assert behind.min() >= 0
     assert behind.max() >= 1  # it acts while the updates run
     assert int(result.agent.updates) == 24 // num_steps
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_rows_that_are_not_handed_out_are_held(mode: str) -> None:
+    def act(step: int, state: Any, memory: Any, timestep: TimeStep) -> tuple[Any, Decision]:
+        return memory, Decision(np.zeros(3, np.int32), {})  # type: ignore[arg-type]
+
+    collector = host._Collector(act, timetable(mode), 4, (), seed=0, stores=True)
+    for _ in range(10):
+        collector.collect(None)
+    if mode == "NextStep":
+        # For its 40 rows the last environment takes 40 steps and 24 resets, in which the second one has 52 rows.
+        assert len(collector._steps) == 12
+    else:
+        assert not collector._steps
 
 
 def test_dqn_fills_the_buffer_and_learns_from_it(caplog: pytest.LogCaptureFixture) -> None:
