@@ -16,6 +16,7 @@ from rollax.envs import spaces
 from rollax.envs.base import Environment, PyTree, TimeStep, select, strongly_typed, with_types_of
 from rollax.envs.checker_findings import Finding, difference, plain
 from rollax.envs.validation import call
+from rollax.envs.wrappers import Wrapper
 
 LIMIT_FIELDS = ("max_steps_in_episode", "max_episode_steps", "max_steps", "max_timesteps", "time_limit")
 
@@ -194,7 +195,8 @@ def _block(env: Environment, key: jax.Array, carry: _Outcome, params: PyTree) ->
         timestep = with_types_of(timestep, before)
         fresh_state, fresh = strongly_typed(env.reset(key_reset, params))
         row = _Row(key_step, key_reset, state, action, next_state, timestep, fresh_state, fresh)
-        return select(timestep.ended, _Outcome(fresh_state, fresh), _Outcome(next_state, timestep)), row
+        first_state = with_types_of(Wrapper(env).carry_over(next_state, fresh_state), fresh_state)
+        return select(timestep.ended, _Outcome(first_state, fresh), _Outcome(next_state, timestep)), row
 
     return jax.lax.scan(step, carry, jax.random.split(key, _LENGTH))
 

@@ -339,6 +339,24 @@ def test_an_end_where_episodes_begin_is_no_reset() -> None:
     assert names(Line()) == []
 
 
+def test_what_outlives_an_episode_is_played_on_with() -> None:
+    class Levels(Limited):
+        flag = "truncated"
+
+        def reset(self, key: jax.Array, params: Any) -> Any:
+            state, timestep = Walk.reset(self, key, params)
+            return {**state, "level": jnp.int32(0)}, timestep
+
+        def carry_over(self, ended: Any, fresh: Any) -> Any:
+            return {**fresh, "level": ended["level"] + 1}
+
+        def seen(self, state: Any, *ends: Any) -> envs.TimeStep:
+            return envs.timestep(jnp.stack([state["x"], 1.0 * state.get("level", 0)]), *ends)
+
+    (found,) = envs.check(Levels(default_params=()), steps=64, eager_steps=1)
+    assert "with 10 at [1], which its Box bounds by -9 and 9, at random step 51" in found.sentence
+
+
 def test_illegal_actions_are_not_taken() -> None:
     class Masked(Walk):
         def reset(self, key: jax.Array, params: Any) -> Any:
