@@ -2,6 +2,7 @@
 
 VENV ?= .venv
 BIN := $(VENV)/bin
+SUITES_VENV ?= .venv-suites
 # Processes that pytest runs in; `make test WORKERS=0` runs in one, for a debugger.
 WORKERS ?= auto
 
@@ -12,7 +13,7 @@ PYTHON := $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python $(CAN_USE) 2>/dev/null && break; done; echo $$python)
 endif
 
-.PHONY: train test lint types wheel pythons clean
+.PHONY: train test suites lint types wheel pythons clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -24,6 +25,11 @@ test: lint types
 	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m quick
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m learning
+
+# The adapters with every environment suite installed, in an environment of its own: some 3 GB.
+suites: $(SUITES_VENV)/.installed-suites
+	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
+	$(SUITES_VENV)/bin/pytest -n $(WORKERS) --dist worksteal tests/envs/test_adapters.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -61,14 +67,14 @@ pythons: wheel
 	done; done
 
 clean:
-	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SUITES_VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # Stamps, written last, so that an interrupted install is done again.
-$(VENV)/.created:
+$(VENV)/.created $(SUITES_VENV)/.created:
 	@$(PYTHON) $(CAN_USE) 2>/dev/null || { \
 	echo "Rollax needs Python 3.11, 3.12 or 3.13 with its venv module, and '$(PYTHON)' is not one: set PYTHON=..." >&2; \
 	exit 1; }
-	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -m venv --clear $(@D)
 	touch $@
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/.created
@@ -78,3 +84,7 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/.created
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/.created
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $(VENV)/.installed $@
+
+$(SUITES_VENV)/.installed-suites: pyproject.toml | $(SUITES_VENV)/.created
+	$(SUITES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,envs]'
+	touch $@

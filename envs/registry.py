@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollax.envs.base import Environment
-from rollax.envs.catalogue import ENVIRONMENTS
+from rollax.envs.catalogue import ENVIRONMENTS, SUITES
 from rollax.envs.validation import ProtocolError, call, describe
 from rollax.errors import InputError, nearest
 from rollax.importing import import_object, is_import_path
@@ -43,13 +44,30 @@ def _make(env: str | Environment, kwargs: dict[str, Any]) -> Environment:
     if not isinstance(env, str):
         return _checked(env, kwargs, f"env.id = {env!r}")
     if env in ENVIRONMENTS:
-        from rollax.envs.adapters import gymnax  # a suite is imported when one of its environments is made
-
-        return gymnax.make(env, **kwargs)
+        return _of_suite(env, kwargs)
     if is_import_path(env):
         return _checked(import_object(env, "env.id"), kwargs, f"env.id = {env!r}")
     hint = f"name what is in the file, as {env}:NAME." if env.endswith(".py") else nearest(env, ENVIRONMENTS)
     raise InputError(f"env.id = {env!r} is no known environment: {hint}")
+
+
+def _of_suite(env_id: str, kwargs: dict[str, Any]) -> Environment:
+    name, _, rest = env_id.rpartition("/")
+    try:
+        adapter = importlib.import_module(f"rollax.envs.adapters.{name or 'gymnax'}")
+    except ModuleNotFoundError as error:
+        if error.name is None or name not in SUITES or error.name.partition(".")[0] != SUITES[name].package:
+            raise
+        raise InputError(
+            f"env.id = {env_id!r} needs the package {SUITES[name].package}, which is not installed: "
+            f"pip install 'rollax[{name}]'."
+        ) from error
+    try:
+        return adapter.make(rest, **kwargs)
+    except InputError:
+        raise
+    except Exception as error:  # a suite may raise anything at an argument that does not fit
+        raise InputError(f"env.id = {env_id!r} cannot be built with {kwargs}: {describe(error)}.") from error
 
 
 def _checked(env: Any, kwargs: dict[str, Any], field: str) -> Environment:

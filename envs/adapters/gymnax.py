@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 from gymnax.environments import spaces as gymnax_spaces
 
 from rollax.envs import spaces
+from rollax.envs.adapters.common import override
 from rollax.envs.base import PyTree, TimeStep, strongly_typed, timestep, with_types_of
-from rollax.errors import InputError, nearest
+from rollax.errors import InputError
 
 
 class GymnaxEnv:
@@ -62,47 +62,16 @@ def make(env_id: str, /, **kwargs: Any) -> GymnaxEnv:
             go to its constructor (`size` of DeepSea).
 
     Raises:
-        InputError: A keyword is neither, or the environment cannot be built.
+        InputError: A keyword is neither, or data that the environment needs cannot be had.
     """
     factory = gymnax.registration._registry[env_id]
     constructor = set(inspect.signature(factory).parameters)
     try:
         env = factory(**{name: value for name, value in kwargs.items() if name in constructor})
-        params = env.default_params
     except OSError as error:
         raise InputError(f"env.id = {env_id!r} needs files that could not be had ({error}); choose another.") from error
-    except (TypeError, ValueError) as error:
-        raise InputError(f"env.id = {env_id!r} cannot be built with {kwargs}: {error}.") from error
-    fields = {field.name for field in dataclasses.fields(params)}
-    for name in kwargs:
-        if name not in fields | constructor:
-            raise InputError(f"env.{name} is nothing that {env_id} knows: {nearest(name, fields | constructor)}")
-    overrides = {name: value for name, value in kwargs.items() if name in fields - constructor}
-    params = params.replace(
-        **{name: _override(name, value, getattr(params, name)) for name, value in overrides.items()}
-    )
-    try:
-        return GymnaxEnv(env, params)
-    except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
-        raise InputError(f"env.id = {env_id!r} cannot be built with {kwargs}: {error}.") from error
-
-
-def _override(name: str, value: Any, default: Any) -> Any:
-    """Returns the value of a params field in the type of its default."""
-    wanted = np.asarray(default)
-    try:
-        given = np.asarray(value)
-    except ValueError:  # a ragged list
-        given = np.asarray(None)
-    number = given.dtype.kind in "iuf" and wanted.dtype.kind in "iuf"
-    if given.shape != wanted.shape or not (number or given.dtype.kind == wanted.dtype.kind):
-        raise InputError(f"env.{name} = {value!r} must be a number like its default {default!r}.")
-    if name == "max_steps_in_episode" and given < 1:
-        raise InputError(f"env.{name} = {value!r} must be at least 1.")
-    converted = given.astype(wanted.dtype)
-    if wanted.dtype.kind in "iu" and not np.array_equal(converted, given):
-        raise InputError(f"env.{name} = {value!r} must be a whole number like its default {default!r}.")
-    return converted.item() if converted.ndim == 0 else converted
+    overrides = {name: value for name, value in kwargs.items() if name not in constructor}
+    return GymnaxEnv(env, override(env_id, env.default_params, overrides, constructor))
 
 
 def _convert_space(space: Any, example: Any = None) -> PyTree:

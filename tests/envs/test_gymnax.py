@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.envs.rollouts import rollout, types, wrapped
 
 from rollax import InputError, envs
 from rollax.envs import catalogue
@@ -187,37 +188,9 @@ def test_deep_sea_ends_terminated_and_truncated_at_once(size: int) -> None:
 # The whole catalogue.
 
 
-def wrapped(env_id: str, num_envs: int = 3) -> envs.Vectorise:
-    return envs.Vectorise(envs.AutoReset(envs.EpisodeStatistics(envs.make(env_id))), num_envs)
-
-
-def rollout(env: envs.Vectorise, num_steps: int, ready_made: bool = False) -> Callable[[jax.Array], TimeStep]:
-    """Random actions: from a key to the time steps `[num_steps, N]`. Ready-made resets are quicker to trace."""
-
-    def run(key: jax.Array) -> TimeStep:
-        key_reset, key_steps = jax.random.split(key)
-        start = env.reset(key_reset, env.default_params)
-
-        def step(carry: tuple[Any, TimeStep], key: jax.Array) -> tuple[tuple[Any, TimeStep], TimeStep]:
-            key_act, key_step = jax.random.split(key)
-            action = jax.vmap(env.action_space().sample)(jax.random.split(key_act, env.num_envs))
-            after = env.step(key_step, carry[0], action, env.default_params, *([start] if ready_made else []))
-            return after, after[1]
-
-        return jax.lax.scan(step, start, jax.random.split(key_steps, num_steps))[1]
-
-    return run
-
-
-def types(tree: Any) -> dict[str, tuple[Any, Any]]:
-    """Each leaf's shape and dtype, by its path."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
-
-
 @pytest.mark.parametrize("env_id", BUILDABLE)
 def test_every_environment_traces_under_jit_vmap_and_scan(env_id: str) -> None:
-    env = wrapped(env_id)
+    env = wrapped(envs.make(env_id))
     raw, params, key = env.env.env.env, env.default_params, jax.random.key(0)
     observation_space, action_space = env.observation_space(), env.action_space()
 
@@ -243,7 +216,7 @@ def test_every_environment_traces_under_jit_vmap_and_scan(env_id: str) -> None:
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "MemoryChain-bsuite", "MetaMaze-misc"])
 def test_no_type_is_weak_and_none_changes(env_id: str) -> None:
-    env = wrapped(env_id)
+    env = wrapped(envs.make(env_id))
     params, key = env.default_params, jax.random.key(0)
     start = jax.eval_shape(env.reset, key, params)
     action = jax.eval_shape(lambda: jax.vmap(env.action_space().sample)(jax.random.split(key, 3)))
@@ -255,7 +228,7 @@ def test_no_type_is_weak_and_none_changes(env_id: str) -> None:
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite", "FrozenLake-misc"])
 def test_environments_run_under_jit_vmap_and_scan(env_id: str) -> None:
-    env = wrapped(env_id)
+    env = wrapped(envs.make(env_id))
     steps = jax.jit(jax.vmap(rollout(env, 24)))(jax.random.split(jax.random.key(0), 2))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(steps))
     ended = steps.terminated | steps.truncated
@@ -272,7 +245,7 @@ def test_environments_run_under_jit_vmap_and_scan(env_id: str) -> None:
 
 
 def test_a_step_is_traced_once() -> None:
-    env, traces = wrapped("CartPole-v1"), 0
+    env, traces = wrapped(envs.make("CartPole-v1")), 0
 
     def step(key: jax.Array, state: Any, params: Any) -> tuple[Any, TimeStep]:
         nonlocal traces

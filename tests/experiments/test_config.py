@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rollax import experiments
 from rollax.agents import ppo
+from rollax.envs.catalogue import SUITES
 from rollax.errors import InputError
 from rollax.experiments import config as configs
 from rollax.experiments.config import (
@@ -96,6 +97,9 @@ def test_shipped_config_loads_and_fits_its_agent(name: str) -> None:
         "ddpg": {"ddpg", "td3", "d4pg"},
     }
     assert name.split("_")[0] in variants.get(config.train.agent, {config.train.agent})
+    suite = str(config.env.id).partition("/")[0]
+    if suite in SUITES:
+        pytest.importorskip(SUITES[suite].package)
     experiments.make_trainer(config)
 
 
