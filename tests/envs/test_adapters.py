@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +70,25 @@ class Case:
     kwargs: dict[str, Any]
     limit: int | None  # steps of a truncated episode; None: none is truncated
     terminates: bool
-    random_reset: bool = True
+    starts_differ: bool = True  # and it can be seen at once
 
 
 QUICK = (Case("pgx/tic_tac_toe", {"max_steps_in_episode": 3}, 3, terminates=True),)
 OF_SUITES = (
     Case("pgx/connect_four", {}, None, terminates=True),
     Case("pgx/minatar-breakout", {"max_steps_in_episode": 10}, 10, terminates=True),
+    Case("brax/fast", {"max_steps_in_episode": 20}, 20, terminates=False, starts_differ=False),
+    Case("brax/inverted_pendulum", {"max_steps_in_episode": 20}, 20, terminates=True),
+    Case("brax/reacher", {"max_steps_in_episode": 20}, 20, terminates=False),
+    Case("jumanji/Snake-v1", {"max_steps_in_episode": 20}, 20, terminates=False),
+    Case("jumanji/Minesweeper-v0", {"max_steps_in_episode": 5}, 5, terminates=True, starts_differ=False),
+    Case("jumanji/LevelBasedForaging-v0", {"time_limit": 5}, 5, terminates=False),
+    Case("navix/Navix-Empty-Random-5x5-v0", {"max_steps": 20}, 20, terminates=True),
+    Case("navix/Navix-DoorKey-5x5-v0", {"max_steps": 20}, 20, terminates=False),
+    Case("navix/Navix-Dynamic-Obstacles-5x5-v0", {"max_steps": 20}, 20, terminates=True),
+    Case("xminigrid/MiniGrid-EmptyRandom-5x5", {"max_steps": 20}, 20, terminates=True),
+    Case("xminigrid/MiniGrid-DoorKey-5x5", {"max_steps": 20}, 20, terminates=False),
+    Case("xminigrid/XLand-MiniGrid-R1-9x9", {"max_steps": 20}, 20, terminates=False),
 )
 
 
@@ -126,7 +140,33 @@ def test_adapter_keeps_the_contract(case: Case) -> None:
     assert not same[ended].all()
 
     firsts = [np.asarray(leaf)[ended] for leaf in jax.tree.leaves(steps.observation)]
-    assert any((leaf != leaf[:1]).any() for leaf in firsts) == case.random_reset
+    assert any((leaf != leaf[:1]).any() for leaf in firsts) == case.starts_differ
+
+
+def registered(name: str) -> set[str]:
+    """The ids that a suite itself lists."""
+    package = pytest.importorskip(SUITES[name].package)
+    match name:
+        case "pgx":
+            return set(package.available_envs())
+        case "brax":
+            return set(importlib.import_module("brax.envs")._envs)
+        case "navix":
+            return set(package.registry())
+        case _:
+            return set(package.registered_environments())
+
+
+LEFT_OUT = {"brax": {"swimmer"}, "jumanji": {"Sokoban-v0"}}
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize("name", SUITES)
+def test_the_catalogue_is_the_suites(name: str) -> None:
+    missing = registered(name) - set(SUITES[name].ids)
+    assert set(SUITES[name].ids) <= registered(name)
+    # navix 4 has more, and does not install on every Python.
+    assert missing == LEFT_OUT.get(name, set()) or (name == "navix" and version("navix") >= "4")
 
 
 @pytest.mark.suite
@@ -228,3 +268,90 @@ def test_pgx_freeway_is_cut_off_and_never_over() -> None:
     assert not steps.terminated.any()
     assert steps.truncated.sum() == 1
     np.testing.assert_array_equal(np.unique(steps.metrics.episode_length), [0, 2_501])
+
+
+# brax
+
+
+@pytest.mark.suite
+def test_brax_fast_is_its_own_physics() -> None:
+    pytest.importorskip("brax")
+    env = envs.make("brax/fast")
+    step = jax.jit(env.step)
+    state, _ = env.reset(jax.random.key(0), ())
+    for index in range(1, 4):  # each push adds 0.02 to the speed, which adds 0.02 of itself to the position
+        state, timestep = step(jax.random.key(0), state, jnp.ones(1), ())
+        np.testing.assert_allclose(timestep.observation, [0.0004 * index * (index + 1) / 2, 0.02 * index], rtol=1e-5)
+        np.testing.assert_allclose(timestep.reward, timestep.observation[0])
+
+
+# jumanji
+
+
+@pytest.mark.suite
+def test_jumanji_numbers_the_actions_of_a_board() -> None:
+    pytest.importorskip("jumanji")
+    env = envs.make("jumanji/Minesweeper-v0")
+    state, first = env.reset(jax.random.key(0), ())
+    assert env.action_space() == envs.Discrete(100)
+    mine = {int(mine) for mine in np.ravel(state.flat_mine_locations)}
+    safe = next(index for index in range(100) if index not in mine)
+    step = jax.jit(env.step)
+    state, second = step(jax.random.key(0), state, jnp.int32(safe), ())
+    assert (second.reward, bool(second.terminated)) == (1, False)
+    assert second.observation.board[safe // 10, safe % 10] >= 0  # uncovered
+    np.testing.assert_array_equal(np.flatnonzero(first.action_mask != second.action_mask), [safe])
+    _, third = step(jax.random.key(0), state, jnp.int32(min(mine)), ())
+    assert (third.reward, bool(third.terminated)) == (0, True)
+
+
+@pytest.mark.suite
+def test_jumanji_time_limits_are_truncations_and_the_suites_own_by_default() -> None:
+    pytest.importorskip("jumanji")
+    env = envs.make("jumanji/RubiksCube-partly-scrambled-v0")
+    assert isinstance(env, envs.transforms.TimeLimit)
+    steps = jax.jit(rollout(wrapped(env), 60))(jax.random.key(0))
+    np.testing.assert_array_equal(steps.truncated, np.asarray(steps.metrics.episode_length) == 20)
+    assert steps.truncated.any()
+    assert steps.final_observation.step_count.max() == 20
+
+
+@pytest.mark.suite
+def test_jumanji_agents_share_the_sum_of_their_rewards() -> None:
+    jumanji = pytest.importorskip("jumanji")
+    env, theirs = envs.make("jumanji/Connector-v3"), jumanji.make("Connector-v3")
+    state, first = jax.jit(env.reset)(jax.random.key(0), ())
+    action = 4 - jax.vmap(lowest)(first.action_mask.reshape(10, 5)[:, ::-1])
+    _, ours = jax.jit(env.step)(jax.random.key(0), state, action, ())
+    _, wanted = jax.jit(theirs.step)(theirs.reset(jax.random.key(0))[0], action)
+    assert wanted.reward.shape == (10,)
+    np.testing.assert_allclose(ours.reward, wanted.reward.sum(), rtol=1e-6)
+
+
+@pytest.mark.suite
+def test_jumanji_reads_the_choices_off_the_mask() -> None:
+    pytest.importorskip("jumanji")
+    assert envs.make("jumanji/MultiCVRP-v0").action_space() == envs.MultiDiscrete((21, 21))
+
+
+# navix and xminigrid
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize("env_id", ["navix/Navix-Empty-5x5-v0", "xminigrid/MiniGrid-Empty-5x5"])
+@pytest.mark.parametrize("max_steps", [5, 6])
+def test_a_goal_at_the_time_limit_is_terminated_and_truncated_at_once(env_id: str, max_steps: int) -> None:
+    name, _, _ = env_id.partition("/")
+    pytest.importorskip(SUITES[name].package)
+    env = envs.make(env_id, max_steps=max_steps)
+    turn, forward = (1, 2) if name == "navix" else (1, 0)  # both turn right with 1
+    actions = jnp.array([forward, forward, turn, forward, forward])
+    state, _ = jax.jit(env.reset)(jax.random.key(0), env.default_params)
+
+    def step(state: Any, action: jax.Array) -> Any:
+        return env.step(jax.random.key(1), state, action, env.default_params)
+
+    _, steps = jax.jit(lambda: jax.lax.scan(step, state, actions))()
+    np.testing.assert_array_equal(steps.terminated, [False, False, False, False, True])
+    np.testing.assert_array_equal(steps.truncated, [False, False, False, False, max_steps == 5])
+    assert steps.reward[-1] > 0
