@@ -192,6 +192,43 @@ XMINIGRID: tuple[str, ...] = (
 )
 
 
+CRAFTAX: tuple[str, ...] = (
+    "Craftax-Symbolic-v1",
+    "Craftax-Pixels-v1",
+    "Craftax-Classic-Symbolic-v1",
+    "Craftax-Classic-Pixels-v1",
+)
+
+# Without locomotion and manipulation, whose models are cloned from a repository when they are built.
+PLAYGROUND: tuple[str, ...] = (
+    "AcrobotSwingup",
+    "AcrobotSwingupSparse",
+    "BallInCup",
+    "CartpoleBalance",
+    "CartpoleBalanceSparse",
+    "CartpoleSwingup",
+    "CartpoleSwingupSparse",
+    "CheetahRun",
+    "FingerSpin",
+    "FingerTurnEasy",
+    "FingerTurnHard",
+    "FishSwim",
+    "HopperHop",
+    "HopperStand",
+    "HumanoidStand",
+    "HumanoidWalk",
+    "HumanoidRun",
+    "PendulumSwingup",
+    "PointMass",
+    "ReacherEasy",
+    "ReacherHard",
+    "SwimmerSwimmer6",
+    "WalkerRun",
+    "WalkerStand",
+    "WalkerWalk",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Suite:
     """A package of environments beside gymnax; its name is that of its adapter and extra, and starts its ids."""
@@ -206,6 +243,8 @@ SUITES: dict[str, Suite] = {
     "jumanji": Suite("jumanji", JUMANJI),
     "navix": Suite("navix", NAVIX),
     "xminigrid": Suite("xminigrid", XMINIGRID),
+    "craftax": Suite("craftax", CRAFTAX),
+    "playground": Suite("mujoco_playground", PLAYGROUND),
 }
 
 ENVIRONMENTS: tuple[str, ...] = GYMNAX + tuple(

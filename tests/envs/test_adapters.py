@@ -89,6 +89,11 @@ OF_SUITES = (
     Case("xminigrid/MiniGrid-EmptyRandom-5x5", {"max_steps": 20}, 20, terminates=True),
     Case("xminigrid/MiniGrid-DoorKey-5x5", {"max_steps": 20}, 20, terminates=False),
     Case("xminigrid/XLand-MiniGrid-R1-9x9", {"max_steps": 20}, 20, terminates=False),
+    Case("craftax/Craftax-Classic-Symbolic-v1", {"max_timesteps": 20}, 20, terminates=False),
+    Case("craftax/Craftax-Symbolic-v1", {"max_timesteps": 20}, 20, terminates=False),
+    Case("playground/CartpoleBalance", {"episode_length": 20}, 20, terminates=False),
+    Case("playground/PendulumSwingup", {"episode_length": 20}, 20, terminates=False),
+    Case("playground/BallInCup", {"episode_length": 20}, 20, terminates=False, starts_differ=False),
 )
 
 
@@ -153,6 +158,10 @@ def registered(name: str) -> set[str]:
             return set(importlib.import_module("brax.envs")._envs)
         case "navix":
             return set(package.registry())
+        case "craftax":  # which lists none
+            return set(SUITES[name].ids)
+        case "playground":
+            return set(package.registry.ALL_ENVS)
         case _:
             return set(package.registered_environments())
 
@@ -164,6 +173,9 @@ LEFT_OUT = {"brax": {"swimmer"}, "jumanji": {"Sokoban-v0"}}
 @pytest.mark.parametrize("name", SUITES)
 def test_the_catalogue_is_the_suites(name: str) -> None:
     missing = registered(name) - set(SUITES[name].ids)
+    if name == "playground":  # models of the others are downloaded
+        package = importlib.import_module("mujoco_playground")
+        missing -= {*package.locomotion.ALL_ENVS, *package.manipulation.ALL_ENVS}
     assert set(SUITES[name].ids) <= registered(name)
     # navix 4 has more, and does not install on every Python.
     assert missing == LEFT_OUT.get(name, set()) or (name == "navix" and version("navix") >= "4")
@@ -355,3 +367,41 @@ def test_a_goal_at_the_time_limit_is_terminated_and_truncated_at_once(env_id: st
     np.testing.assert_array_equal(steps.terminated, [False, False, False, False, True])
     np.testing.assert_array_equal(steps.truncated, [False, False, False, False, max_steps == 5])
     assert steps.reward[-1] > 0
+
+
+# craftax
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize(
+    ("health", "time", "terminated", "truncated"),
+    [(9, 3, False, False), (0, 3, True, False), (9, 9, False, True), (0, 9, True, True)],
+)
+def test_craftax_tells_death_from_the_time_limit(health: int, time: int, terminated: bool, truncated: bool) -> None:
+    pytest.importorskip("craftax")
+    env = envs.make("craftax/Craftax-Classic-Symbolic-v1", max_timesteps=10)
+    state, _ = jax.jit(env.reset)(jax.random.key(0), env.default_params)
+    state = state.replace(player_health=jnp.int32(health), timestep=jnp.int32(time))
+    _, timestep = jax.jit(env.step)(jax.random.key(1), state, jnp.int32(0), env.default_params)
+    assert bool(timestep.terminated) is terminated
+    assert bool(timestep.truncated) is truncated
+
+
+@pytest.mark.suite
+def test_craftax_keywords_that_do_not_fit() -> None:
+    pytest.importorskip("craftax")
+    with pytest.raises(InputError, match=r"env\.max_timestep is nothing that craftax/.* did you mean 'max_timesteps'"):
+        envs.make("craftax/Craftax-Classic-Symbolic-v1", max_timestep=10)
+
+
+# playground
+
+
+@pytest.mark.suite
+def test_playground_keywords_override_the_config_and_its_physics_are_jax() -> None:
+    pytest.importorskip("mujoco_playground")
+    env: Any = envs.make("playground/CartpoleBalance", sim_dt=0.005)
+    assert env.env.env.sim_dt == 0.005
+    assert env.env.env._config.impl == "jax"
+    with pytest.raises(InputError, match=r"'playground/CartpoleBalance' cannot be built with \{'sim_td': 0\.005\}"):
+        envs.make("playground/CartpoleBalance", sim_td=0.005)
