@@ -24,7 +24,7 @@ train: $(VENV)/.installed
 test: lint types
 	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m quick
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m learning
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "learning and not suite"
 
 # The adapters with every environment suite installed, in an environment of its own: some 3 GB.
 suites: $(SUITES_VENV)/.installed-suites

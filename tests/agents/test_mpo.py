@@ -354,7 +354,7 @@ def test_actions_stay_inside_asymmetric_bounds_and_reach_them() -> None:
     np.testing.assert_allclose(greedy, [1.0, 0.25] + np.clip(loc, -1, 1) * [2.0, 0.25], atol=1e-6)
 
 
-@SPACES
+@pytest.mark.parametrize("space", [BOX, pytest.param(Discrete(A), marks=pytest.mark.suite)], ids=["box", "discrete"])
 def test_seeds_together_are_as_seeds_alone(space: Space) -> None:
     agent, _, _ = make(space)
     keys, batch = jax.random.split(jax.random.key(0), 3), windows(space)

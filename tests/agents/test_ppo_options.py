@@ -503,7 +503,7 @@ class Pictures:
         return time + 1, envs.timestep(picture, (action == 1).astype(jnp.float32), time == 3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.suite)])
 def test_training_on_images(dtype: str) -> None:
     settings = {"torso": "cnn", "activation": "relu", "shared_torso": True, "normalise_observation": dtype == "float32"}
     state, metrics = trained(experiments.EnvConfig(Pictures()), compute_dtype=dtype, **settings)

@@ -380,7 +380,7 @@ def test_random_actions_are_repeated_within_an_episode() -> None:
 # Seeds and storages, configs and spaces.
 
 
-@pytest.mark.parametrize("space", [BOX, Discrete(3)], ids=["box", "discrete"])
+@pytest.mark.parametrize("space", [BOX, pytest.param(Discrete(3), marks=pytest.mark.suite)], ids=["box", "discrete"])
 def test_vmapped_seeds_equal_single_ones(space: Space) -> None:
     agent, _ = make(space)
     keys = jax.random.split(jax.random.key(0), 3)
