@@ -28,7 +28,7 @@ from rollax.agents import (
     value_learning,
 )
 from rollax.agents.action_values import Returns, Target
-from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Update, hyperparameters_of, require
+from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Update, hyperparameters_of, require_each
 from rollax.agents.memory import Torso
 from rollax.agents.returns import NStep
 from rollax.agents.transitions import Learnt, Transitions
@@ -105,9 +105,9 @@ class Config:
 def check(config: Config, num_steps: int, num_envs: int) -> None:
     """Raises InputError where the config cannot train."""
     critics.check(config)
-    for name in ("exploration_noise", "target_noise", "target_noise_clip"):
-        require(getattr(config, name) >= 0, f"agent.{name}", getattr(config, name), "must not be negative")
-    require(config.actor_period >= 1, "agent.actor_period", config.actor_period, "must be at least 1")
+    noise = ("exploration_noise", "target_noise", "target_noise_clip")
+    require_each(config, noise, lambda value: value >= 0, "must not be negative")
+    require_each(config, ("actor_period",), lambda value: value >= 1, "must be at least 1")
 
 
 @jax.tree_util.register_dataclass

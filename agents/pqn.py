@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from rollax.agents import exploration, minibatches, networks, optimisers, returns, torsos
-from rollax.agents.base import Agent, Decision, Hyperparameters, Rollout, Update, hyperparameters_of, require
+from rollax.agents.base import Agent, Decision, Hyperparameters, Rollout, Update, hyperparameters_of, require_each
 from rollax.agents.memory import Torso
 from rollax.envs import spaces
 from rollax.envs.base import PyTree, TimeStep
@@ -68,12 +68,10 @@ class Config:
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:
     """Raises InputError where the config cannot train on rollouts of `num_steps` x `num_envs`."""
-    for name in ("learning_rate", "max_grad_norm"):
-        require(getattr(config, name) > 0, f"agent.{name}", getattr(config, name), "must be above 0")
-    for name in ("discount", "trace_decay", "epsilon_start", "epsilon_end"):
-        require(0 <= getattr(config, name) <= 1, f"agent.{name}", getattr(config, name), "must be between 0 and 1")
-    for name in ("epsilon_steps", "horizon"):
-        require(getattr(config, name) >= 0, f"agent.{name}", getattr(config, name), "must not be negative")
+    require_each(config, ("learning_rate", "max_grad_norm"), lambda value: value > 0, "must be above 0")
+    shares = ("discount", "trace_decay", "epsilon_start", "epsilon_end")
+    require_each(config, shares, lambda value: 0 <= value <= 1, "must be between 0 and 1")
+    require_each(config, ("epsilon_steps", "horizon"), lambda value: value >= 0, "must not be negative")
     torsos.check(config)
     optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")
     minibatches.check(config.num_epochs, config.num_minibatches, num_steps, num_envs, config.memory)
@@ -191,10 +189,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: jax.Array) -> tupl
     optimiser = optimisers.clipped_radam(hyper["max_grad_norm"])
 
     def learn(carry: Any, memory: PyTree, minibatch: Batch) -> tuple[Any, Any]:
-        params, opt_state = carry
-        gradients, metrics = jax.grad(functools.partial(loss, parts), has_aux=True)(params, memory, minibatch)
-        after = optimisers.descend(optimiser, gradients, opt_state, params, rate)
-        return after, {**metrics, "gradient_norm": optax.tree.norm(gradients)}
+        return optimisers.step(optimiser, functools.partial(loss, parts), *carry, rate, memory, minibatch)
 
     (params, opt_state), metrics = minibatches.passes(
         learn, (state.params, state.opt_state), memory, batch, key, config.num_epochs, config.num_minibatches

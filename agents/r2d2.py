@@ -13,7 +13,17 @@ import optax
 from jax import lax
 
 from rollax.agents import exploration, networks, optimisers, returns, torsos, value_learning
-from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Rollout, Update, hyperparameters_of, require
+from rollax.agents.base import (
+    Agent,
+    Decision,
+    Hyperparameters,
+    Replayed,
+    Rollout,
+    Update,
+    hyperparameters_of,
+    require,
+    require_each,
+)
 from rollax.agents.memory import Torso
 from rollax.envs import spaces
 from rollax.envs.base import PyTree, TimeStep
@@ -85,15 +95,13 @@ class Config:
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:
     """Raises InputError where the config cannot train."""
-    for name in ("learning_rate", "max_grad_norm", "adam_epsilon", "target_rate"):
-        require(getattr(config, name) > 0, f"agent.{name}", getattr(config, name), "must be above 0")
+    above_zero = ("learning_rate", "max_grad_norm", "adam_epsilon", "target_rate")
+    require_each(config, above_zero, lambda value: value > 0, "must be above 0")
     shares = ("discount", "epsilon_start", "epsilon_end", "priority_mix", "importance_exponent", "target_rate")
-    for name in shares:
-        require(0 <= getattr(config, name) <= 1, f"agent.{name}", getattr(config, name), "must be between 0 and 1")
-    for name in ("horizon", "epsilon_steps", "priority_exponent", "burn_in"):
-        require(getattr(config, name) >= 0, f"agent.{name}", getattr(config, name), "must not be negative")
-    for name in ("n_step", "target_period"):
-        require(getattr(config, name) >= 1, f"agent.{name}", getattr(config, name), "must be at least 1")
+    require_each(config, shares, lambda value: 0 <= value <= 1, "must be between 0 and 1")
+    not_negative = ("horizon", "epsilon_steps", "priority_exponent", "burn_in")
+    require_each(config, not_negative, lambda value: value >= 0, "must not be negative")
+    require_each(config, ("n_step", "target_period"), lambda value: value >= 1, "must be at least 1")
     torsos.check(config)
     optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")
 

@@ -1,5 +1,6 @@
 """Every command and every snippet of the README runs, in its order, in an empty folder."""
 
+import functools
 import re
 import shlex
 import subprocess
@@ -14,13 +15,13 @@ from rollax.envs import transforms
 from rollax.experiments import bench, cli
 from rollax.experiments import config as configs
 from rollax.experiments.trainer import make_trainer
+from tests import pages
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+blocks = functools.partial(pages.blocks, "README.md")
 
 
 def commands(program: str) -> list[list[str]]:

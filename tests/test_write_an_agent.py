@@ -1,7 +1,6 @@
 """docs/write-an-agent.md: its agent trains, resumes, is checked and explained as the page says, in an empty folder."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -10,40 +9,32 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[1] / "docs" / "write-an-agent.md").read_text(encoding="utf-8")
+from tests.pages import blocks, run
 
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+PAGE = "docs/write-an-agent.md"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page")
-    (path / "sarsa.py").write_text(blocks("python")[0], encoding="utf-8")
-    (path / "sarsa_cartpole.toml").write_text(blocks("toml")[0], encoding="utf-8")
+    (path / "sarsa.py").write_text(blocks(PAGE, "python")[0], encoding="utf-8")
+    (path / "sarsa_cartpole.toml").write_text(blocks(PAGE, "toml")[0], encoding="utf-8")
     return path
 
 
-def run(folder: Path, *words: str) -> str:
-    ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
 def rollax(folder: Path, *words: str) -> str:
-    return run(folder, sys.executable, "-m", "rollax", *words)
+    return run(folder, "-m", "rollax", *words)
 
 
 def test_the_page_has_what_these_tests_run() -> None:
-    assert [len(blocks(language)) for language in ("python", "toml", "bash")] == [2, 1, 1]
-    code = [line for line in blocks("python")[0].splitlines() if line.strip()]
+    assert [len(blocks(PAGE, language)) for language in ("python", "toml", "bash")] == [2, 1, 1]
+    code = [line for line in blocks(PAGE, "python")[0].splitlines() if line.strip()]
     assert 90 <= len(code) <= 120  # "about a hundred lines"
 
 
 @pytest.mark.learning
 def test_the_commands_of_the_page_run_and_the_agent_learns(folder: Path) -> None:
-    for line in blocks("bash")[0].splitlines():
+    for line in blocks(PAGE, "bash")[0].splitlines():
         words = shlex.split(line)
         assert words[0] == "rollax"
         assert rollax(folder, *words[1:]).strip()
@@ -52,8 +43,8 @@ def test_the_commands_of_the_page_run_and_the_agent_learns(folder: Path) -> None
 
 
 def test_the_target_by_hand(folder: Path) -> None:
-    (folder / "by_hand.py").write_text(blocks("python")[1], encoding="utf-8")
-    assert run(folder, sys.executable, "by_hand.py").split() == ["2.667"]
+    (folder / "by_hand.py").write_text(blocks(PAGE, "python")[1], encoding="utf-8")
+    assert run(folder, "by_hand.py").split() == ["2.667"]
 
 
 def test_a_wrong_number_is_a_sentence_and_a_wrong_space_too(folder: Path) -> None:
@@ -82,4 +73,4 @@ def test_a_killed_run_goes_on_to_the_bit(folder: Path) -> None:
     for name in ("metrics.csv", "evaluations.csv"):
         assert (folder / "broken" / name).read_bytes() == (folder / "whole" / name).read_bytes()
     play = "from rollax import experiments; print(experiments.load_policy('broken').init_memory(1))"
-    assert run(folder, sys.executable, "-c", play) == "()\n"
+    assert run(folder, "-c", play) == "()\n"

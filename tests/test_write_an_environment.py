@@ -1,38 +1,27 @@
 """docs/write-an-environment.md: its environment is right, an agent learns it, and its curriculum goes on."""
 
 import json
-import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[1] / "docs" / "write-an-environment.md").read_text(encoding="utf-8")
+from tests.pages import blocks, run
 
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+PAGE = "docs/write-an-environment.md"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page")
-    (path / "docking.py").write_text(blocks("python")[0], encoding="utf-8")
-    (path / "docking.toml").write_text(blocks("toml")[0], encoding="utf-8")
+    (path / "docking.py").write_text(blocks(PAGE, "python")[0], encoding="utf-8")
+    (path / "docking.toml").write_text(blocks(PAGE, "toml")[0], encoding="utf-8")
     return path
-
-
-def run(folder: Path, *words: str) -> str:
-    ran = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 @pytest.mark.learning
 def test_the_commands_of_the_page_run_and_the_agent_learns(folder: Path) -> None:
-    commands = [shlex.split(line) for block in blocks("bash") for line in block.splitlines()]
+    commands = [shlex.split(line) for block in blocks(PAGE, "bash") for line in block.splitlines()]
     assert len(commands) >= 2
     for words in commands:
         assert words[0] == "rollax"
@@ -42,5 +31,5 @@ def test_the_commands_of_the_page_run_and_the_agent_learns(folder: Path) -> None
 
 
 def test_the_curriculum(folder: Path) -> None:
-    (folder / "curriculum.py").write_text(blocks("python")[1], encoding="utf-8")
+    (folder / "curriculum.py").write_text(blocks(PAGE, "python")[1], encoding="utf-8")
     assert run(folder, "curriculum.py") == "3\n"
