@@ -186,7 +186,7 @@ class _Collector:
     def collect(self, agent_state: Any) -> tuple[Rollout, Metrics]:
         """Returns a rollout, NumPy leaves `[T, N, ...]`, and the number and means of the episodes that ended."""
         first_memory, ended = self._memory, []
-        while self._known.min() < self._num_steps:
+        while not np.all(self._known >= self._num_steps):
             decision = self._decide(agent_state) if self._decision is None else self._decision
             decision, self._decision = jax.device_get(decision), None
             before, after = self._timestep, self._vector.step(decision.action)
