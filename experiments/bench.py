@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shlex
+import shutil
 import statistics
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +19,7 @@ from jax import lax
 from rollax import envs
 from rollax.envs.adapters.gymnax import GymnaxEnv
 from rollax.envs.base import with_types_of
+from rollax.errors import InputError
 from rollax.experiments import config as configs
 from rollax.experiments.sharding import over_seeds, padded, seed_mesh
 from rollax.experiments.trainer import axes, make_trainer
@@ -52,8 +58,57 @@ policy's.
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class Rival:
+    """Another program that does the same work, timed in turns with ours.
+
+    Attributes:
+        command: A command line; `{seeds}` in it becomes the number of seeds. The last line that it prints has to be the
+            environment steps per second of all seeds, a number, or a JSON object with `steps_per_second`.
+    """
+
+    command: str
+
+    def __post_init__(self) -> None:
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            raise InputError(
+                f"--against {self.command!r} is no command line ({error}): quote it as a shell does."
+            ) from error
+        if not words or shutil.which(words[0]) is None:
+            raise InputError(f"--against {self.command!r} names no program that can be run: give a command line.")
+
+    def measure(self, seeds: int) -> float:
+        """Runs the command and returns the steps per second that it printed.
+
+        Raises:
+            InputError: It failed, or its last line is not a positive number.
+        """
+        words = shlex.split(self.command.replace("{seeds}", str(seeds)))
+        ran = subprocess.run(words, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            last = ran.stderr.strip().rpartition("\n")[2]
+            raise InputError(f"--against {self.command!r} ended with status {ran.returncode} ({last}): mend it.")
+        line = ran.stdout.strip().rpartition("\n")[2]
+        try:
+            printed = json.loads(line)
+            rate = float(printed["steps_per_second"] if isinstance(printed, dict) else printed)
+        except (ValueError, TypeError, KeyError):
+            rate = 0.0
+        if not 0 < rate < float("inf"):
+            raise InputError(
+                f"--against {self.command!r} printed {line!r} last: let it print its steps per second there, a number "
+                'or {"steps_per_second": a number}.'
+            )
+        return rate
+
+
 def run_ppo(
-    seeds: Sequence[int] = (1, 8), memories: Sequence[str] = ("none",), repeats: int = 5
+    seeds: Sequence[int] = (1, 8),
+    memories: Sequence[str] = ("none",),
+    repeats: int = 5,
+    rival: Rival | None = None,
 ) -> list[dict[str, Any]]:
     """Times PPO in its usual setting, for each memory and each number of seeds in turn.
 
@@ -64,21 +119,23 @@ def run_ppo(
         seeds: Numbers of seeds, each one job on all devices of this process.
         memories: Values of `agent.memory`.
         repeats: Measurements; the median counts.
+        rival: A program to time in turns with these measurements.
 
     Returns:
         One row for each memory and number of seeds: `steps_per_second` (environment steps of all seeds, learning
-        included), `compile_seconds`, `devices`.
+        included), `compile_seconds`, `devices`; with a rival also `against`, its steps per second, and the `ratio` of
+        ours to those.
     """
     rows = []
     for memory in memories:
         config = configs.load(
             "ppo_cartpole", ["train.total_env_steps=25600", "log.every=25600", f"agent.memory={memory}"]
         )
-        rows += [_time(config, "ppo CartPole-v1 4x128", {"memory": memory}, count, repeats) for count in seeds]
+        rows += [_time(config, "ppo CartPole-v1 4x128", {"memory": memory}, count, repeats, rival) for count in seeds]
     return rows
 
 
-def run_dqn(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, Any]]:
+def run_dqn(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None = None) -> list[dict[str, Any]]:
     """Times DQN in the setting that CleanRL and PureJaxRL share, for each number of seeds in turn.
 
     The setting: CartPole-v1, 10 environments, a buffer of 10,000 rows, and one update on a batch of 128 for every 10
@@ -87,17 +144,18 @@ def run_dqn(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, A
     Args:
         seeds: Numbers of seeds, each one job on all devices of this process.
         repeats: Measurements; the median counts.
+        rival: A program to time in turns with these measurements.
 
     Returns:
         One row for each number of seeds: `steps_per_second` (environment steps of all seeds, learning included),
-        `compile_seconds`, `devices`.
+        `compile_seconds`, `devices`; with a rival as of `run_ppo`.
     """
     overrides = ["train.total_env_steps=20000", "log.every=20000", *DQN_SETTING]
     config = configs.load("dqn_cartpole", overrides)
-    return [_time(config, "dqn CartPole-v1 10 envs", {}, count, repeats) for count in seeds]
+    return [_time(config, "dqn CartPole-v1 10 envs", {}, count, repeats, rival) for count in seeds]
 
 
-def run_sac(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, Any]]:
+def run_sac(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None = None) -> list[dict[str, Any]]:
     """Times SAC in its usual setting, for each number of seeds in turn, beside what its matrix products alone allow.
 
     The setting: Pendulum-v1, one environment, one update on a batch of 256 for each environment step (eight of them
@@ -106,17 +164,19 @@ def run_sac(seeds: Sequence[int] = (1, 8), repeats: int = 5) -> list[dict[str, A
     Args:
         seeds: Numbers of seeds, each one job on all devices of this process.
         repeats: Measurements; the median counts.
+        rival: A program to time in turns with these measurements.
 
     Returns:
         One row for each number of seeds: `steps_per_second` (environment steps of all seeds, learning included),
         `roofline` (those that there could be if only the products of a batch with the square layers took time,
-        `SAC_PRODUCTS` of them for each step, timed in the same run), `compile_seconds`, `devices`.
+        `SAC_PRODUCTS` of them for each step, timed in the same run), `compile_seconds`, `devices`; with a rival as of
+        `run_ppo`.
     """
     config = configs.load("sac_pendulum", SAC_SETTING)
     rows = []
     for count in seeds:
         products = _products(256, count, repeats) / SAC_PRODUCTS
-        rows.append(_time(config, "sac Pendulum-v1 256x256", {}, count, repeats) | {"roofline": products})
+        rows.append(_time(config, "sac Pendulum-v1 256x256", {}, count, repeats, rival) | {"roofline": products})
     return rows
 
 
@@ -205,7 +265,7 @@ def _rollout(env_id: str, way: str, num_envs: int, num_steps: int) -> tuple[Any,
 
 
 def _time(
-    config: configs.ExperimentConfig, name: str, labels: dict[str, str], seeds: int, repeats: int
+    config: configs.ExperimentConfig, name: str, labels: dict[str, str], seeds: int, repeats: int, rival: Rival | None
 ) -> dict[str, Any]:
     trainer = make_trainer(config)
     mesh = seed_mesh(seeds)
@@ -214,18 +274,34 @@ def _time(
     state = over_seeds(trainer.init, mesh, (0,), axes())(keys)
     chunk = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), donate_argnums=(0,)).lower(state).compile()
     compile_seconds = time.perf_counter() - started
-    rates = _rates(chunk, state, trainer.env_steps_per_chunk * seeds, repeats)
-    return {"name": name, **labels, "seeds": seeds, "devices": mesh.size, **_summary(rates, compile_seconds)}
+    theirs: list[float] = []
+    between = (lambda: None) if rival is None else (lambda: theirs.append(rival.measure(seeds)))
+    rates = _rates(chunk, state, trainer.env_steps_per_chunk * seeds, repeats, between)
+    row = {"name": name, **labels, "seeds": seeds, "devices": mesh.size, **_summary(rates, compile_seconds)}
+    if theirs:
+        row |= {"against": statistics.median(theirs), "ratio": statistics.median(rates) / statistics.median(theirs)}
+    return row
 
 
-def _rates(function: Any, state: Any, env_steps: int, repeats: int) -> list[float]:
-    """Returns the environment steps per second of `state, _ = function(state)`, measured `repeats` times."""
+def _rates(
+    function: Any, state: Any, env_steps: int, repeats: int, between: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Returns the environment steps per second of `state, _ = function(state)`, measured `repeats` times.
+
+    Args:
+        function: The compiled function.
+        state: What it starts from.
+        env_steps: Of one call.
+        repeats: Measurements.
+        between: Called after each of them.
+    """
     state, warm_up = _calls(function, state, 1)
     calls = max(1, round(SECONDS / warm_up))
     rates = []
     for _ in range(repeats):
         state, seconds = _calls(function, state, calls)
         rates.append(calls * env_steps / seconds)
+        between()
     return rates
 
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import sys
 import time
 import warnings
@@ -17,6 +16,7 @@ from typing import Any
 import rollax
 from rollax.errors import InputError, nearest
 from rollax.experiments import config as configs
+from rollax.experiments.startup import start_jax
 from rollax.importing import import_object, is_import_path
 
 
@@ -111,9 +111,14 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(command=_list)
 
     bench = commands.add_parser("bench", help="measure speed on this machine", allow_abbrev=False)
-    bench.add_argument("benchmark", choices=("ppo", "dqn", "sac", "env", "replay"), help="what to measure")
+    bench.add_argument("benchmark", choices=("ppo", "dqn", "sac", "env", "replay", "compile"), help="what")
     bench.add_argument("--seeds", type=int, metavar="N", help="seeds in one job (default: 1, and then 8)")
     bench.add_argument("--memory", nargs="+", metavar="KIND", default=["none"], help="ppo: memories of the network")
+    bench.add_argument(
+        "--against",
+        metavar="COMMAND",
+        help="ppo, dqn, sac: time a command in turns; {seeds} in it is their number, what it prints last the rate",
+    )
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to a file as well")
     bench.set_defaults(command=_bench)
 
@@ -155,7 +160,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _start(arguments: argparse.Namespace) -> Any:
     seeds = 1 if arguments.seeds is None else arguments.seeds
-    _start_jax(seeds)
+    start_jax(seeds)
     overrides = list(arguments.set)
     if arguments.seed is not None:
         overrides.append(f"train.seed={arguments.seed}")
@@ -190,7 +195,7 @@ def _resume(arguments: argparse.Namespace) -> Any:
         raise InputError(f"--resume goes on with a run as it was begun, so {', '.join(given)} can't be given with it.")
     from rollax.experiments import run_folder
 
-    _start_jax(int(run_folder.open(arguments.resume).read_manifest()["seeds"]))
+    start_jax(int(run_folder.open(arguments.resume).read_manifest()["seeds"]))
     from rollax.experiments import runner
 
     return runner.resume(arguments.resume, progress=not arguments.quiet)
@@ -204,7 +209,7 @@ def _relative(path: Path) -> Path:
 def _eval(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.seed < 2**31:
         raise InputError(f"--seed = {arguments.seed} is no seed: give a whole number from 0 to 2147483647.")
-    _start_jax(1)
+    start_jax(1)
     from rollax.experiments import runner
 
     scores = runner.evaluate_run(arguments.run, episodes=arguments.episodes, seed=arguments.seed)
@@ -230,14 +235,18 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.json is not None:
         _check_writable(arguments.json)
     seeds = (1, 8) if arguments.seeds is None else (arguments.seeds,)
-    _start_jax(max(seeds))
-    from rollax.experiments import bench, bench_replay
+    start_jax(max(seeds))
+    from rollax.experiments import bench, bench_compile, bench_replay
 
+    rival = None if arguments.against is None else bench.Rival(arguments.against)
+    if rival is not None and arguments.benchmark not in ("ppo", "dqn", "sac"):
+        raise InputError(f"--against has no use with bench {arguments.benchmark}: give it with ppo, dqn or sac.")
     benchmarks: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "ppo": lambda: bench.run_ppo(seeds, arguments.memory),
-        "dqn": lambda: bench.run_dqn(seeds),
-        "sac": lambda: bench.run_sac(seeds),
+        "ppo": lambda: bench.run_ppo(seeds, arguments.memory, rival=rival),
+        "dqn": lambda: bench.run_dqn(seeds, rival=rival),
+        "sac": lambda: bench.run_sac(seeds, rival=rival),
         "env": bench.run_env,
+        "compile": lambda: bench_compile.run_compile(seeds),
         "replay": lambda: bench_replay.run_replay(seeds),
     }
     rows = benchmarks[arguments.benchmark]()
@@ -256,7 +265,7 @@ def _check_env(arguments: argparse.Namespace) -> int:
         raise InputError("rollax check-env needs MODULE:NAME or an id, or --all and --out FILE for all ids.")
     if arguments.all:
         return _check_all_envs(arguments)
-    _start_jax(1)
+    start_jax(1)
     env = import_object(arguments.env, "env") if is_import_path(arguments.env) else arguments.env
     found = envs.check(env, eager_steps=arguments.eager_steps, time_limit=arguments.time_limit)
     left = [finding for finding in found if finding.name not in arguments.allow]
@@ -285,28 +294,6 @@ def _check_writable(path: Path) -> None:
             pass
     except (OSError, ValueError) as error:
         raise InputError(f"--json = {str(path)!r} cannot be written ({error}): name another file.") from error
-
-
-def _start_jax(seeds: int) -> None:
-    """Sets what has to be set before JAX starts its devices; in a process where they run already, those are used.
-
-    Each CPU core becomes a device, no more of them than there are seeds, so that seeds spread over the cores. Compiled
-    programs are kept in a cache folder of the user. What the user has set in the environment stays.
-
-    Args:
-        seeds: Seeds of the job.
-    """
-    import jax
-
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        with contextlib.suppress(RuntimeError):  # a container's user may have no home
-            caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            jax.config.update("jax_compilation_cache_dir", str(caches / "rollax" / "jax"))
-    if "JAX_NUM_CPU_DEVICES" in os.environ or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", max(1, min(cores, seeds)))
 
 
 def _agents() -> list[str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from rollax import envs
 from rollax.agents.registry import AGENTS
 from rollax.envs.catalogue import ENVIRONMENTS
 from rollax.errors import InputError
-from rollax.experiments import bench, bench_replay, cli, env_checks, plots, runner
+from rollax.experiments import bench, bench_compile, bench_replay, cli, env_checks, plots, runner
 from rollax.experiments.config import ExperimentConfig, shipped
 
 SCORES: dict[str, Any] = {"iqm": 495.25, "interval": [480.0, 500.0], "unfinished": 0}
@@ -222,6 +223,12 @@ def test_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         (["bench", "ppo", "--seeds", "0"], "seeds = 0"),
         (["bench", "ppo", "--json", "no/such/folder/file.json"], "--json = 'no/such/folder/file.json'"),
         (["bench", "ppo", "--json", "."], "--json = '.'"),
+        (["bench", "env", "--against", "true"], "--against has no use with bench env"),
+        (
+            ["bench", "ppo", "--against", "no-such-program --fast"],
+            "--against 'no-such-program --fast' names no program",
+        ),
+        (["bench", "ppo", "--against", "'"], "is no command line"),
         (["check-env"], "needs MODULE:NAME"),
         (["check-env", "CartPole-v1", "--all", "--out", "file"], "needs MODULE:NAME"),
         (["check-env", "--all"], "--all and --out FILE"),
@@ -249,8 +256,8 @@ def test_plot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def test_bench(
     arguments: list[str], seeds: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    def run_ppo(seeds: tuple[int, ...], memories: list[str]) -> list[dict[str, Any]]:
-        assert memories == ["none"]
+    def run_ppo(seeds: tuple[int, ...], memories: list[str], rival: Any = None) -> list[dict[str, Any]]:
+        assert memories == ["none"] and rival is None
         return [{"name": "ppo", "seeds": count, "steps_per_second": 1e6 * count} for count in seeds]
 
     monkeypatch.setattr(bench, "run_ppo", run_ppo)
@@ -267,7 +274,7 @@ def test_bench_sac_shows_the_roofline(monkeypatch: pytest.MonkeyPatch, capsys: p
     (row,) = bench.run_sac(seeds=(1,), repeats=1)
     assert row["roofline"] > 0
     assert row["steps_per_second"] > 0
-    monkeypatch.setattr(bench, "run_sac", lambda seeds: [row])
+    monkeypatch.setattr(bench, "run_sac", lambda seeds, rival: [row])
     assert cli.main(["bench", "sac", "--seeds", "1"]) == 0
     header, line = capsys.readouterr().out.splitlines()
     assert "roofline" in header.split()
@@ -275,7 +282,7 @@ def test_bench_sac_shows_the_roofline(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_bench_ppo_with_memories(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def measured(config: Any, name: str, labels: dict[str, str], seeds: int, repeats: int) -> dict[str, Any]:
+    def measured(config: Any, name: str, labels: dict[str, str], seeds: int, *rest: Any) -> dict[str, Any]:
         return {**labels, "trained": config.agent.memory, "seeds": seeds}
 
     monkeypatch.setattr(bench, "_time", measured)
@@ -283,6 +290,49 @@ def test_bench_ppo_with_memories(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["memory", "trained", "seeds"]
     assert [line.split() for line in lines] == [["none", "none", "1"], ["linear", "linear", "1"]]
+
+
+def test_bench_against_a_command_takes_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SECONDS", 0.01)
+    monkeypatch.setattr(bench, "DQN_SETTING", (*bench.DQN_SETTING, "train.total_env_steps=100", "log.every=100"))
+    turns = tmp_path / "turns"
+    program = f"open({str(turns)!r}, 'a').write('x'); print('compiling'); print({{seeds}} * 1000)"
+    command = shlex.join([sys.executable, "-c", program])
+    measured = tmp_path / "bench.json"
+    assert cli.main(["bench", "dqn", "--seeds", "2", "--against", command, "--json", str(measured)]) == 0
+    (row,) = json.loads(measured.read_text())
+    assert turns.read_text() == "xxxxx"  # after each of our five measurements
+    assert row["against"] == 2000
+    assert row["ratio"] == row["steps_per_second"] / 2000
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("raise SystemExit('it broke')", "ended with status 1 (it broke)"),
+        ("print('fast')", "printed 'fast' last"),
+        ("print(-1)", "printed '-1' last"),
+        ("print('{}')", "printed '{}' last"),
+    ],
+)
+def test_a_rival_has_to_print_its_rate(program: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        bench.Rival(shlex.join([sys.executable, "-c", program])).measure(1)
+
+
+def test_a_rival_may_print_json() -> None:
+    program = "import json; print(json.dumps({'steps_per_second': 2.5}))"
+    assert bench.Rival(shlex.join([sys.executable, "-c", program])).measure(1) == 2.5
+
+
+def test_bench_compile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench_compile.run_compile, "__defaults__", ((1,), ("reinforce_cartpole",), 1))
+    assert cli.main(["bench", "compile", "--seeds", "2"]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "seeds", "cold_seconds", "warm_seconds", "device", "jax"]
+    name, seeds, cold, warm, *_ = line.split()
+    assert (name, seeds) == ("reinforce_cartpole", "2")
+    assert float(cold) > 0 and float(warm) > 0
 
 
 def test_bench_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -416,7 +466,7 @@ print([name for name in sys.modules if name.split('.')[0] in ('jax', 'jaxlib', '
 
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-START = "from rollax.experiments import cli; cli._start_jax({seeds}); import jax; print({shown})"
+START = "from rollax.experiments import startup; startup.start_jax({seeds}); import jax; print({shown})"
 
 
 @pytest.mark.parametrize(
