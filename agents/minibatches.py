@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from rollax.agents import devices
 from rollax.agents.base import Rollout, require
 from rollax.agents.memory import Torso
 from rollax.envs.base import PyTree
@@ -96,6 +97,7 @@ def passes(
 
     def step(carry: Any, indices: jax.Array) -> tuple[Any, Any]:
         first_memory = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], memory)
-        return learn(carry, first_memory, jax.tree.map(lambda leaf: leaf[:, indices], batch))
+        rows = jax.tree.map(lambda leaf: leaf[:, indices], batch)
+        return learn(carry, devices.spread(first_memory, axis=0), devices.spread(rows, axis=1))
 
     return lax.scan(step, carry, indices.reshape(num_epochs * num_minibatches, -1))

@@ -21,6 +21,7 @@ from .runner import evaluate_run as evaluate_run
 from .runner import resume as resume
 from .runner import run as run
 from .saving import Best as Best
+from .sharding import over_environments as over_environments
 from .sharding import shard as shard
 from .trainer import Clock as Clock
 from .trainer import Trainer as Trainer

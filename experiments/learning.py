@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rollax import replay
+from rollax.agents import devices
 from rollax.agents.base import Agent, Rollout, Update
 from rollax.envs.base import PyTree, select
 
@@ -71,7 +72,9 @@ def learn(
 
     def update_all(agent_state: PyTree) -> tuple[PyTree, Update]:
         def step(agent_state: PyTree, inputs: Any) -> tuple[PyTree, Update]:
-            return agent.update(agent_state, *inputs)
+            sample, key = inputs
+            experience = devices.spread(sample.experience, axis=1)
+            return agent.update(agent_state, dataclasses.replace(sample, experience=experience), key)
 
         agent_state, updates = lax.scan(step, agent_state, (samples, keys_update))
         # An update that leaves a part out, such as a delayed policy, reports NaN of it.

@@ -1,17 +1,19 @@
-"""Seeds over devices: each device runs its share of the seeds as one vmapped program, and nothing crosses devices."""
+"""Devices: each runs its share of the seeds, and nothing crosses them; or of the environments of one big run."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rollax.agents.devices import ENVIRONMENTS
 from rollax.errors import InputError
-from rollax.experiments.trainer import axes
+from rollax.experiments.trainer import Trainer, TrainState, axes
 
 AXIS = "seeds"
 
@@ -54,6 +56,61 @@ def over_seeds(
         ]
         mapped = jax.shard_map(mapped, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
     return jax.jit(mapped, donate_argnums=donate_argnums)
+
+
+def environment_mesh(num_envs: int) -> Mesh:
+    """Returns a mesh of the devices of this process, for `over_environments`.
+
+    Raises:
+        InputError: `num_envs` is not a multiple of their number.
+    """
+    devices = jax.local_devices()
+    if num_envs % len(devices):
+        raise InputError(
+            f"train.num_envs = {num_envs} is not a multiple of the {len(devices)} devices that share the environments: "
+            f"give {-(-num_envs // len(devices)) * len(devices)}, say."
+        )
+    return Mesh(np.array(devices), (ENVIRONMENTS,))
+
+
+def over_environments(trainer: Trainer) -> tuple[Callable[[jax.Array], TrainState], Callable[[TrainState], Any]]:
+    """Spreads the environments of one big run over all devices of this process.
+
+    Each device steps its share of the environments and computes the gradient of its share of each batch; gradients are
+    averaged over devices, and the agent is the same on all. The compiler puts in what has to cross the devices, so that
+    an update is that of one device but for rounding. (On CPU it can't do so with `philox4x32` keys: use the default.)
+
+    Args:
+        trainer: From `make_trainer`.
+
+    Returns:
+        `init(key)` and `chunk(state)`, as the trainer's, jitted; `chunk` is given its state's memory.
+
+    Raises:
+        InputError: `train.num_envs` is not a multiple of the number of devices.
+    """
+    num_envs = trainer.config.train.num_envs
+    mesh = environment_mesh(num_envs)
+
+    def here(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def traced(argument: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return function(argument)
+
+        return traced
+
+    def place(axis: int, tree: Any) -> Any:
+        spec = PartitionSpec(*[None] * axis, ENVIRONMENTS)
+        shared = [leaf.ndim > axis and leaf.shape[axis] == num_envs for leaf in jax.tree.leaves(tree)]
+        places = [NamedSharding(mesh, spec if is_shared else PartitionSpec()) for is_shared in shared]
+        return jax.tree.unflatten(jax.tree.structure(tree), places)
+
+    state = jax.eval_shape(trainer.init, jax.eval_shape(jax.random.key, 0))
+    whole: Any = jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec()), state)
+    spread = {name: place(0, getattr(state, name)) for name in ("memory", "env", "timestep")}
+    placed = dataclasses.replace(whole, **spread, replay=place(1, state.replay))
+    init = jax.jit(here(trainer.init), out_shardings=placed)
+    return init, jax.jit(here(trainer.chunk), out_shardings=(placed, None), donate_argnums=0)
 
 
 def shard(train: Callable[[jax.Array], Any], seeds: int) -> Callable[[jax.Array], Any]:
