@@ -26,7 +26,7 @@ from rollax.agents import (
     value_learning,
 )
 from rollax.agents.action_values import Returns, Target
-from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Update, hyperparameters_of, require
+from rollax.agents.base import Agent, Decision, Hyperparameters, Replayed, Update, hyperparameters_of, require_each
 from rollax.agents.memory import Torso
 from rollax.agents.transitions import Learnt, Transitions
 from rollax.envs import spaces
@@ -114,28 +114,23 @@ class Config:
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:
     """Raises InputError where the config cannot train."""
-
-    def need(condition: bool, name: str, remedy: str) -> None:
-        require(condition, f"agent.{name}", getattr(config, name), remedy)
-
-    for name in ("learning_rate", "max_grad_norm", "adam_epsilon", "huber_threshold", "munchausen_temperature"):
-        need(getattr(config, name) > 0, name, "must be above 0")
-    for name in ("discount", "epsilon_start", "epsilon_end", "importance_exponent"):
-        need(0 <= getattr(config, name) <= 1, name, "must be between 0 and 1")
-    for name in ("horizon", "epsilon_steps", "noisy_scale", "munchausen_scale", "priority_exponent"):
-        need(getattr(config, name) >= 0, name, "must not be negative")
-    need(config.munchausen_floor <= 0, "munchausen_floor", "must not be above 0")
-    need(0 < config.target_rate <= 1, "target_rate", "must be above 0 and at most 1")
-    need(config.target_period >= 1, "target_period", "must be at least 1")
-    need(config.value_min < config.value_max, "value_min", f"must be below agent.value_max = {config.value_max}")
+    above_zero = ("learning_rate", "max_grad_norm", "adam_epsilon", "huber_threshold", "munchausen_temperature")
+    require_each(config, above_zero, lambda value: value > 0, "must be above 0")
+    shares = ("discount", "epsilon_start", "epsilon_end", "importance_exponent")
+    require_each(config, shares, lambda value: 0 <= value <= 1, "must be between 0 and 1")
+    not_negative = ("horizon", "epsilon_steps", "noisy_scale", "munchausen_scale", "priority_exponent")
+    require_each(config, not_negative, lambda value: value >= 0, "must not be negative")
+    require_each(config, ("munchausen_floor",), lambda value: value <= 0, "must not be above 0")
+    require_each(config, ("target_rate",), lambda value: 0 < value <= 1, "must be above 0 and at most 1")
+    require_each(config, ("target_period",), lambda value: value >= 1, "must be at least 1")
+    most = config.value_max
+    require_each(config, ("value_min",), lambda value: value < most, f"must be below agent.value_max = {most}")
     optimisers.schedule(config.learning_rate_schedule, "agent.learning_rate_schedule")
     torsos.check_network(config)
     action_values.check(config)
-    need(
-        not (config.double and config.munchausen),
-        "double",
-        "has no use with agent.munchausen, whose target chooses no action: remove one of the two",
-    )
+    if config.munchausen:
+        remedy = "has no use with agent.munchausen, whose target chooses no action: remove one of the two"
+        require_each(config, ("double",), lambda value: not value, remedy)
 
 
 @jax.tree_util.register_dataclass

@@ -28,7 +28,7 @@ from rollax.agents import (
     value_learning,
 )
 from rollax.agents.action_values import Returns, Target
-from rollax.agents.base import Agent, Hyperparameters, Replayed, Update, hyperparameters_of, require
+from rollax.agents.base import Agent, Hyperparameters, Replayed, Update, hyperparameters_of, require_each
 from rollax.agents.returns import NStep
 from rollax.agents.stochastic_policy import Params
 from rollax.agents.transitions import Learnt, Transitions
@@ -123,21 +123,17 @@ class Config:
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:
     """Raises InputError where the config cannot train."""
-
-    def need(condition: bool, name: str, remedy: str) -> None:
-        require(condition, f"agent.{name}", getattr(config, name), remedy)
-
     critics.check(config)
-    for name in ("temperature_learning_rate", "initial_temperature"):
-        need(getattr(config, name) > 0, name, "must be above 0")
-    for name in ("actor_period", "random_period"):
-        need(getattr(config, name) >= 1, name, "must be at least 1")
-    for name in ("initial_log_scale", "target_entropy_scale"):
-        need(math.isfinite(getattr(config, name)), name, "must be finite")
+    above_zero = ("temperature_learning_rate", "initial_temperature")
+    require_each(config, above_zero, lambda value: value > 0, "must be above 0")
+    require_each(config, ("actor_period", "random_period"), lambda value: value >= 1, "must be at least 1")
+    require_each(config, ("initial_log_scale", "target_entropy_scale"), math.isfinite, "must be finite")
     most = config.num_critics
-    need(0 <= config.target_critics <= most, "target_critics", f"must be between 0 and agent.num_critics = {most}")
-    most = config.num_quantiles
-    need(0 <= config.dropped_quantiles < most, "dropped_quantiles", f"must be below agent.num_quantiles = {most}")
+    remedy = f"must be between 0 and agent.num_critics = {most}"
+    require_each(config, ("target_critics",), lambda value: 0 <= value <= most, remedy)
+    quantiles = config.num_quantiles
+    remedy = f"must be below agent.num_quantiles = {quantiles}"
+    require_each(config, ("dropped_quantiles",), lambda value: 0 <= value < quantiles, remedy)
     if config.target_entropy not in TARGET_ENTROPIES:
         remedy = nearest(config.target_entropy, TARGET_ENTROPIES)
         raise InputError(f"agent.target_entropy = {config.target_entropy!r} is no known convention: {remedy}")
