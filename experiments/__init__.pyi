@@ -1,5 +1,7 @@
 from .checkpoint import restore as restore
 from .checkpoint import save as save
+from .comparison import Comparison as Comparison
+from .comparison import compare as compare
 from .config import CheckpointConfig as CheckpointConfig
 from .config import EnvConfig as EnvConfig
 from .config import EvaluationConfig as EvaluationConfig
@@ -16,8 +18,8 @@ from .host import make_host_train as make_host_train
 from .policy import Policy as Policy
 from .policy import export_policy as export_policy
 from .policy import load_policy as load_policy
+from .run_evaluation import evaluate_run as evaluate_run
 from .runner import Result as Result
-from .runner import evaluate_run as evaluate_run
 from .runner import resume as resume
 from .runner import run as run
 from .saving import Best as Best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import sys
@@ -96,15 +97,29 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--quiet", action="store_true", help="show no progress bar")
     train.set_defaults(command=_train)
 
-    evaluate = commands.add_parser("eval", help="evaluate the final policies of a run", allow_abbrev=False)
+    evaluate = commands.add_parser("eval", help="evaluate the policies of a run", allow_abbrev=False)
     evaluate.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    evaluate.add_argument("--episodes", type=int, metavar="N", help="episodes per seed (default: the config's)")
+    evaluate.add_argument(
+        "--best", action="store_true", help="the best of each seed, not the final ones; noted in summary.json"
+    )
+    evaluate.add_argument(
+        "--episodes", type=int, metavar="N", help="per seed (default: the config's; with --best ten times as many)"
+    )
     evaluate.add_argument("--seed", type=int, default=0, metavar="K", help="chooses the episodes (default 0)")
     evaluate.set_defaults(command=_eval)
 
     plot = commands.add_parser("plot", help="draw curves.png of a run again", allow_abbrev=False)
     plot.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     plot.set_defaults(command=_plot)
+
+    compare = commands.add_parser("compare", help="compare the algorithms of finished runs", allow_abbrev=False)
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or NAME=RUN to name its algorithm")
+    compare.add_argument("--out", type=Path, metavar="DIR", help="the report's folder (default runs/compare-DATE-TIME)")
+    compare.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to a file as well")
+    compare.add_argument("--normalise", type=Path, metavar="FILE", help='TOML lines "TASK" = [random, solved]')
+    compare.add_argument("--threshold", type=float, metavar="X", help="of the optimality gap (default 1, normalised)")
+    compare.add_argument("--resamples", type=int, default=2000, metavar="N", help="of each interval (default 2000)")
+    compare.set_defaults(command=_compare)
 
     listing = commands.add_parser("list", help="list agents, environments and configs", allow_abbrev=False)
     listing.add_argument("kind", nargs="?", choices=tuple(_LISTINGS), help="list only these, one a line")
@@ -170,7 +185,7 @@ def _start(arguments: argparse.Namespace) -> Any:
     return runner.run(
         config,
         seeds=seeds,
-        out=arguments.out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+        out=arguments.out or _new_folder(config.name),
         overwrite=arguments.overwrite,
         progress=not arguments.quiet,
         init_from=arguments.init_from,
@@ -201,6 +216,10 @@ def _resume(arguments: argparse.Namespace) -> Any:
     return runner.resume(arguments.resume, progress=not arguments.quiet)
 
 
+def _new_folder(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
 def _relative(path: Path) -> Path:
     """Returns a path as it is named from the current folder, where it lies below."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
@@ -210,9 +229,9 @@ def _eval(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.seed < 2**31:
         raise InputError(f"--seed = {arguments.seed} is no seed: give a whole number from 0 to 2147483647.")
     start_jax(1)
-    from rollax.experiments import runner
+    from rollax.experiments import run_evaluation
 
-    scores = runner.evaluate_run(arguments.run, episodes=arguments.episodes, seed=arguments.seed)
+    scores = run_evaluation.evaluate_run(arguments.run, arguments.episodes, arguments.seed, best=arguments.best)
     _print_table(scores["seeds"], ("seed", "return_mean", "return_std", "length_mean", "finished", "unfinished"))
     print(_score(scores, len(scores["seeds"])))
 
@@ -221,6 +240,22 @@ def _plot(arguments: argparse.Namespace) -> None:
     from rollax.experiments import plots
 
     print(plots.plot_run(arguments.run))
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    from rollax.experiments import comparison, files, report
+
+    out = arguments.out or _new_folder("compare")
+    options = {name: getattr(arguments, name) for name in ("normalise", "threshold", "resamples")}
+    compared = comparison.compare(arguments.runs, out=out, **options)
+    if arguments.json is not None:
+        files.replace_file(arguments.json, files.json_text(dataclasses.asdict(compared)))
+    for rows in (report.aggregate_rows(compared), report.improvement_rows(compared)):
+        if rows:
+            _print_table(rows, tuple(rows[0]))
+    for note in compared.notes:
+        print(note, file=sys.stderr)
+    print(f"report: {_relative(out / 'report.html')}")
 
 
 def _list(arguments: argparse.Namespace) -> None:

@@ -8,7 +8,6 @@ can tell apart (https://jfly.uni-koeln.de/color/).
 from __future__ import annotations
 
 import io
-import tomllib
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -21,6 +20,7 @@ from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 from PIL import Image
 
+from rollax.errors import InputError
 from rollax.experiments import files, logs, run_folder, statistics
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -63,18 +63,29 @@ def new_figure(title: str, score: str) -> tuple[Figure, Axes]:
         title: What the curves are of.
         score: The label of the vertical axis; the horizontal one is environment steps.
     """
-    figure = Figure(figsize=(7, 4.4), dpi=150, layout="constrained", facecolor="white")
-    axes = figure.add_subplot(facecolor="white")
-    axes.set_title(title, loc="left", fontsize=12, color=_INK, pad=10, parse_math=False)
-    axes.set_xlabel("environment steps per seed", fontsize=10, color=_INK)
-    axes.set_ylabel(score, fontsize=10, color=_INK)
+    figure = panels(7, 4.4)
+    axes = figure.add_subplot()
+    style(axes, title, "environment steps per seed", score)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return figure, axes
+
+
+def panels(width: float, height: float) -> Figure:
+    """Returns a figure without axes, of a size in inches."""
+    return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
+
+
+def style(axes: Axes, title: str, x: str, y: str) -> None:
+    """Gives axes their title and labels, and the look that all figures share."""
+    axes.set_facecolor("white")
+    axes.set_title(title, loc="left", fontsize=12, color=_INK, pad=10, parse_math=False)
+    axes.set_xlabel(x, fontsize=10, color=_INK)
+    axes.set_ylabel(y, fontsize=10, color=_INK)
     axes.tick_params(labelsize=9, colors=_FAINT, length=3)
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#BBBBBB")
-    return figure, axes
 
 
 def curves(
@@ -141,8 +152,8 @@ def _tint(colour: str) -> NDArray[np.floating]:
 def _name(run: run_folder.RunFolder) -> str:
     """Returns the name of a run's config, or of its folder where the config has none."""
     try:
-        name = tomllib.loads(run.config_path.read_text(encoding="utf-8")).get("name")
-    except ValueError:  # no TOML, or no text: a title is not worth the curves
+        name = run.read_config().get("name")
+    except InputError:  # a title is not worth the curves
         name = None
     return str(name or run.path.name)
 

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -82,6 +83,13 @@ class RunFolder:
     def write_config(self, text: str) -> None:
         """Writes the resolved config, a TOML document. Raises OSError, which names the file, if that fails."""
         files.replace_file(self.config_path, text.encode())
+
+    def read_config(self) -> dict[str, Any]:
+        """Reads the tables of the resolved config. Raises InputError if the file isn't TOML."""
+        try:
+            return tomllib.loads(self.config_path.read_text(encoding="utf-8"))
+        except ValueError as error:  # no TOML, or no text
+            raise InputError(f"{str(self.config_path)!r} is not the config of a run ({error}): restore it.") from error
 
     def write_manifest(self, manifest: Mapping[str, object]) -> None:
         """Writes the manifest as JSON. Raises OSError, which names the file, if that fails."""

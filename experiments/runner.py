@@ -192,34 +192,6 @@ def resume(folder: str | Path, *, progress: bool = False) -> Result:
         return _finish(job, programs, _train(job, programs, position))
 
 
-def evaluate_run(folder: str | Path, episodes: int | None = None, seed: int = 0) -> dict[str, Any]:
-    """Evaluates the final parameters of a run, greedily.
-
-    Args:
-        folder: The folder of a finished run.
-        episodes: Episodes per seed; None takes the config's.
-        seed: Chooses the episodes.
-
-    Returns:
-        `iqm` and `interval` over seeds, `unfinished` episodes, and `seeds`: a list of rows, one for each seed.
-
-    Raises:
-        InputError: The folder holds no finished run, or its checkpoint does not fit its config.
-    """
-    opened = run_folder.open(folder)
-    config = configs.load(opened.config_path)
-    if episodes is not None:
-        if episodes < 1:
-            raise InputError(f"episodes = {episodes} must be at least 1.")
-        config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, episodes=episodes))
-    seeds = opened.finished_seeds()
-    agent_state = checkpoint.restore(opened.checkpoints_path / "final", saving.agents_like(make_trainer(config), seeds))
-    keys = jax.random.split(jax.random.key(seed), seeds)
-    evaluation = jax.jit(jax.vmap(make_evaluate(config)))(agent_state, keys)
-    rows = reporting.evaluation_rows(evaluation, 0, seeds)
-    return {**reporting.scores(rows), "seeds": rows}
-
-
 def _compile(job: _Job, evaluate: Any) -> _Programs:
     started = time.perf_counter()
     trainer = debugging.checked(job.trainer) if job.debug else job.trainer

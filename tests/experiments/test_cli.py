@@ -17,7 +17,7 @@ from rollax import envs
 from rollax.agents.registry import AGENTS
 from rollax.envs.catalogue import ENVIRONMENTS
 from rollax.errors import InputError
-from rollax.experiments import bench, bench_compile, bench_replay, cli, env_checks, plots, runner
+from rollax.experiments import bench, bench_compile, bench_replay, cli, env_checks, plots, run_evaluation, runner
 from rollax.experiments.config import ExperimentConfig, shipped
 
 SCORES: dict[str, Any] = {"iqm": 495.25, "interval": [480.0, 500.0], "unfinished": 0}
@@ -197,19 +197,24 @@ def test_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     rows = [{"seed": seed, "return_mean": 1234.5 + seed, **row} for seed in range(2)]
     calls: list[Any] = []
 
-    def evaluate_run(folder: Path, **keywords: Any) -> dict[str, Any]:
-        calls.append((folder, keywords))
+    def evaluate_run(*arguments: Any, **keywords: Any) -> dict[str, Any]:
+        calls.append((*arguments, keywords))
         return {**SCORES, "seeds": rows}
 
-    monkeypatch.setattr(runner, "evaluate_run", evaluate_run)
+    monkeypatch.setattr(run_evaluation, "evaluate_run", evaluate_run)
     assert cli.main(["eval", "runs/x", "--episodes", "10", "--seed", "4"]) == 0
-    assert calls == [(Path("runs/x"), {"episodes": 10, "seed": 4})]
-    assert capsys.readouterr().out.splitlines() == [
-        "seed  return_mean  return_std  length_mean  finished  unfinished",
-        "   0     1,234.50        0.50       490.50        10           0",
-        "   1     1,235.50        0.50       490.50        10           0",
-        "greedy return IQM 495.25 [480.00, 500.00] over 2 seeds",
-    ]
+    assert cli.main(["eval", "runs/x", "--best"]) == 0
+    assert calls == [(Path("runs/x"), 10, 4, {"best": False}), (Path("runs/x"), None, 0, {"best": True})]
+    assert (
+        capsys.readouterr().out.splitlines()
+        == [
+            "seed  return_mean  return_std  length_mean  finished  unfinished",
+            "   0     1,234.50        0.50       490.50        10           0",
+            "   1     1,235.50        0.50       490.50        10           0",
+            "greedy return IQM 495.25 [480.00, 500.00] over 2 seeds",
+        ]
+        * 2
+    )
 
 
 @pytest.mark.parametrize(
