@@ -43,9 +43,9 @@ REFERENCES: Mapping[str, Reference] = {
     "FourRooms-misc": Reference(0.47, 1.0, _BEST),
     "MemoryChain-bsuite, memory_length=10": Reference(0.0, 1.0, _BEST),
     "MemoryChain-bsuite, memory_length=20": Reference(0.0, 1.0, _BEST),
-    "Asterix-MinAtar": Reference(0.0, 71.0, _PQN),
+    "Asterix-MinAtar": Reference(0.52, 71.0, _PQN),
     "Breakout-MinAtar": Reference(0.42, 43.38, _BLINES),
-    "Freeway-MinAtar": Reference(0.0, 58.8, _BLINES),
+    "Freeway-MinAtar": Reference(0.4, 58.8, _BLINES),
     "SpaceInvaders-MinAtar": Reference(4.17, 170.0, _PUREJAXRL),
 }
 """Reference scores by task: the id of the environment, and its arguments where it has any."""

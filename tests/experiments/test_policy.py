@@ -99,6 +99,23 @@ def copied(cartpole: SimpleNamespace, tmp_path: Path) -> Path:
     return Path(shutil.copytree(cartpole.folder, tmp_path / "copy"))
 
 
+def test_the_absolute_metric_is_of_the_best_agents_in_ten_times_the_episodes(
+    cartpole: SimpleNamespace, copied: Path
+) -> None:
+    found = experiments.evaluate_run(copied, best=True)
+    evaluation = dataclasses.replace(cartpole.config.evaluation, episodes=40)
+    evaluate = jax.jit(jax.vmap(experiments.make_evaluate(dataclasses.replace(cartpole.config, evaluation=evaluation))))
+    played = evaluate(cartpole.result.best.agent, jax.random.split(jax.random.key(0), SEEDS))
+    means = [row["return_mean"] for row in found["seeds"]]
+    np.testing.assert_allclose(means, np.mean(played.episode_return, axis=1), rtol=1e-6)
+    assert (found["episodes"], [row["finished"] for row in found["seeds"]]) == (40, [40] * SEEDS)
+    assert found["iqm"] == np.mean(means)
+    summary = json.loads((copied / "summary.json").read_text())
+    assert summary == {**json.loads((cartpole.folder / "summary.json").read_text()), "absolute": found}
+    with pytest.raises(InputError, match="episodes = 0 must be at least 1"):
+        experiments.evaluate_run(copied, 0, best=True)
+
+
 def take(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 

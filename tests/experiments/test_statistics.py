@@ -107,6 +107,78 @@ def test_interval_depends_on_scores_and_seed_only(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(statistics.bootstrap_interval(scores), expected)
 
 
+# Several tasks
+
+SCORES = np.array([[0.0, 2.0], [1.0, 4.0], [2.0, NAN], [9.0, NAN]])  # four seeds of one task, two of another
+
+
+def test_aggregates_by_hand() -> None:
+    assert statistics.pooled_iqm(SCORES) == 9 / 4  # 0, 1, 2, 2, 4, 9 without the first and the last
+    assert statistics.mean_over_tasks(SCORES) == 3  # of 3 and 3
+    three = np.concatenate([SCORES, np.array([[8.0], [NAN], [NAN], [NAN]])], axis=1)
+    assert statistics.median_over_tasks(three) == 3  # of 3, 3 and 8
+    assert statistics.optimality_gap(SCORES, 3.0) == 3 - (6 / 4 + 5 / 2) / 2
+    assert statistics.optimality_gap(SCORES / 10) == pytest.approx(0.7)
+    for aggregate in (statistics.pooled_iqm, statistics.mean_over_tasks, statistics.median_over_tasks):
+        batched = np.asarray(aggregate(np.stack([SCORES, 2 * SCORES])))
+        np.testing.assert_array_equal(batched, [aggregate(SCORES), 2 * np.asarray(aggregate(SCORES))])
+        assert np.isnan(aggregate(np.full((2, 2), NAN)))
+
+
+def test_scores_above_thresholds() -> None:
+    above = statistics.above(SCORES, np.array([0.0, 1.0, 9.0]))
+    np.testing.assert_array_equal(statistics.mean_over_tasks(np.moveaxis(above, -1, 0)), [(3 / 4 + 1) / 2, 3 / 4, 0])
+
+
+def test_each_task_is_resampled_by_itself() -> None:
+    seen: list[np.ndarray] = []
+
+    def aggregate(drawn: np.ndarray) -> np.ndarray:
+        seen.append(drawn)
+        return np.zeros(drawn.shape[:-2])
+
+    statistics.stratified_interval(SCORES, aggregate, resamples=300)
+    drawn = np.concatenate(seen, axis=1)
+    assert drawn.shape == (1, 300, 4, 2)
+    first, second = drawn[0, ..., 0], drawn[0, :, :2, 1]
+    assert {*np.unique(first)} == {0, 1, 2, 9}
+    assert {*np.unique(second)} == {2, 4}
+    assert np.isnan(drawn[0, :, 2:, 1]).all()
+    assert abs(np.corrcoef(first[:, 0], second[:, 0])[0, 1]) < 0.2  # 1 / sqrt(300) is 0.06
+
+
+def test_stratified_interval_is_scipys_with_one_bootstrap_for_each_task() -> None:
+    generator = np.random.default_rng(7)
+    first, second = generator.normal(0, 1, 12), generator.normal(5, 3, 7)
+    scores = np.full((12, 2), NAN)
+    scores[:, 0], scores[:7, 1] = first, second
+    low, high = statistics.stratified_interval(scores, statistics.mean_over_tasks, resamples=8000)
+    oracle = scipy.stats.bootstrap(  # resamples each of the two by itself
+        (first, second),
+        lambda x, y, axis: (np.mean(x, axis=axis) + np.mean(y, axis=axis)) / 2,
+        n_resamples=8000,
+        method="percentile",
+        rng=8,
+    ).confidence_interval
+    np.testing.assert_allclose([low, high], oracle, atol=0.06 * (oracle.high - oracle.low))
+
+
+def test_probability_of_improvement_is_scipys_mann_whitney() -> None:
+    generator = np.random.default_rng(9)
+    x, y = generator.integers(0, 6, (9, 3)).astype(float), generator.integers(0, 5, (6, 3)).astype(float)  # with ties
+    statistic = scipy.stats.mannwhitneyu(x, y, axis=0).statistic
+    assert statistics.probability_of_improvement(x, y) == pytest.approx(np.mean(statistic) / 54)
+    low, high = statistics.improvement_interval(x, y, resamples=20_000)
+    draws = [
+        x[generator.integers(0, 9, (9, 20_000, 3)), range(3)],
+        y[generator.integers(0, 6, (6, 20_000, 3)), range(3)],
+    ]
+    wins = np.mean((draws[0][:, None] > draws[1]) + 0.5 * (draws[0][:, None] == draws[1]), axis=(0, 1, -1))
+    expected = np.quantile(wins, [0.025, 0.975])
+    np.testing.assert_allclose([low, high], expected, atol=0.06 * np.ptp(expected))
+    assert statistics.probability_of_improvement(SCORES, SCORES[:, ::-1][:2]) == (2.5 / 8 + 1) / 2
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -118,3 +190,5 @@ def test_interval_depends_on_scores_and_seed_only(monkeypatch: pytest.MonkeyPatc
 def test_numbers_out_of_range(options: dict[str, float], words: str) -> None:
     with pytest.raises(InputError, match=words):
         statistics.bootstrap_interval([1.0, 2.0], **options)
+    with pytest.raises(InputError, match=words):
+        statistics.improvement_interval(SCORES, SCORES, **options)
