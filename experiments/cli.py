@@ -121,6 +121,19 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--resamples", type=int, default=2000, metavar="N", help="of each interval (default 2000)")
     compare.set_defaults(command=_compare)
 
+    table = commands.add_parser("table", help="train configs and write the page of scores", allow_abbrev=False)
+    table.add_argument(
+        "configs", nargs="*", metavar="CONFIG", help="names or TOML files (default: all that come along)"
+    )
+    table.add_argument("--seeds", type=int, default=10, metavar="N", help="seeds of each run (default 10)")
+    table.add_argument("--out", type=Path, default=Path("runs/table"), metavar="DIR", help="default runs/table")
+    table.add_argument(
+        "--docs", type=Path, default=Path("docs/scores.md"), metavar="FILE", help="default docs/scores.md"
+    )
+    table.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="begin no run after this time")
+    table.add_argument("--quiet", action="store_true", help="show no progress bars")
+    table.set_defaults(command=_table)
+
     listing = commands.add_parser("list", help="list agents, environments and configs", allow_abbrev=False)
     listing.add_argument("kind", nargs="?", choices=tuple(_LISTINGS), help="list only these, one a line")
     listing.set_defaults(command=_list)
@@ -256,6 +269,16 @@ def _compare(arguments: argparse.Namespace) -> None:
     for note in compared.notes:
         print(note, file=sys.stderr)
     print(f"report: {_relative(out / 'report.html')}")
+
+
+def _table(arguments: argparse.Namespace) -> None:
+    start_jax(arguments.seeds)
+    from rollax.experiments import score_table
+
+    options = {name: getattr(arguments, name) for name in ("seeds", "out", "docs", "minutes")}
+    for outcome in score_table.run_table(arguments.configs, progress=not arguments.quiet, **options):
+        print(outcome, flush=True)
+    print(f"scores: {arguments.docs}")
 
 
 def _list(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from matplotlib.ticker import EngFormatter
 
 from rollax.experiments import files, plots
 from rollax.experiments.comparison import Comparison, Curve, Estimate
+from rollax.experiments.results import number
 
 AGGREGATES = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
 """The aggregates by their names in a `Comparison`, as they are headed."""
@@ -84,14 +84,7 @@ def improvement_rows(comparison: Comparison) -> list[dict[str, str]]:
 
 def interval(estimate: Estimate) -> str:
     """Returns an estimate as text: its value and its interval."""
-    return f"{_number(estimate.value)} [{_number(estimate.low)}, {_number(estimate.high)}]"
-
-
-def _number(value: float) -> str:
-    """Returns a score as text: two decimals, or one where it is large."""
-    if math.isnan(value):
-        return "–"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"
 
 
 # The page

@@ -7,6 +7,7 @@ config, unless the user gives another one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,21 @@ class _Run:
     results: Results
 
 
-def task_of(env: Mapping[str, Any]) -> str:
-    """Returns the name of a task: the environment's id, and its arguments where it has any.
+def task_of(config: Mapping[str, Any]) -> str:
+    """Returns the name of a task: the id of the environment that agents are evaluated in, and its arguments if any.
 
     Args:
-        env: The table `[env]` of a config.
+        config: The tables of a resolved config.
     """
-    return ", ".join([str(env.get("id")), *(f"{key}={show(value)}" for key, value in env.items() if key != "id")])
+    env = config.get("evaluation", {}).get("env") or config["env"]
+    return ", ".join([str(env["id"]), *(f"{key}={show(value)}" for key, value in env.items() if key != "id")])
+
+
+def number(score: float | None) -> str:
+    """Returns a score as text: two decimals, or one where it is large, and a dash for NaN or None."""
+    if score is None or math.isnan(score):
+        return "–"
+    return f"{score:,.1f}" if abs(score) >= 10 else f"{score:.2f}"
 
 
 def collect(sources: Sequence[str | Path]) -> dict[str, dict[str, Results]]:
@@ -94,9 +103,8 @@ def _read(source: str | Path) -> _Run:
         )
     absolute = summary.get("absolute")
     try:
-        env = config.get("evaluation", {}).get("env") or config["env"]
         measured = None if absolute is None else np.array([_score(row) for row in absolute["seeds"]])
-        return _Run(run.path, name, task_of(env), config, Results(env_steps, returns, measured))
+        return _Run(run.path, name, task_of(config), config, Results(env_steps, returns, measured))
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"run {folder!r} has files that no run wrote ({error!r}): restore them.") from error
 

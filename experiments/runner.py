@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rollax.errors import InputError
-from rollax.experiments import checkpoint, debugging, reporting, run_folder, saving
+from rollax.experiments import checkpoint, debugging, provenance, reporting, run_folder, saving
 from rollax.experiments import config as configs
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.evaluation import Evaluation, make_evaluate
@@ -356,6 +356,8 @@ def _summary(
         "steps_per_second": job.env_steps * seeds / position.seconds,
         "device": jax.local_devices()[0].device_kind,
         "devices": seed_mesh(seeds).size,
+        "machine": provenance.machine(),
+        "commit": provenance.commit(),
         "versions": checkpoint.versions(),
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
