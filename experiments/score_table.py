@@ -23,6 +23,7 @@ from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.results import number
 from rollax.experiments.saving import agents_like
 from rollax.experiments.trainer import Trainer, make_trainer
+from rollax.importing import is_import_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,8 @@ def _plan(chosen: Sequence[ExperimentConfig]) -> tuple[list[ExperimentConfig], l
             missing.append(Outcome(config.name, None, str(error)))
         else:
             env = str(config.env.id)
-            costs[config.name] = ("/" in env or env.endswith("-MinAtar"), cost(trainer))
+            suite = "/" in env and not is_import_path(env)
+            costs[config.name] = (suite or env.endswith("-MinAtar"), cost(trainer))
     by_name = {config.name: config for config in chosen}
     return [by_name[name] for name in sorted(costs, key=costs.__getitem__)], missing
 
