@@ -76,7 +76,7 @@ class Comparison:
     threshold: float | None  # of the optimality gap
     aggregates: Mapping[str, Mapping[str, Estimate]]  # iqm, mean, median, and optimality_gap if there is a threshold
     profiles: Mapping[str, Curve]  # the share of runs that score more than x
-    efficiency: Mapping[str, Curve]  # pooled IQM over environment steps; empty without points that all tasks share
+    efficiency: Mapping[str, Curve]  # pooled IQM over environment steps, for those with two points within all tasks
     improvements: tuple[Improvement, ...]  # of each pair of algorithms
     by_task: Mapping[str, Mapping[str, TaskScore]]  # every task, those that are not pooled too
     notes: tuple[str, ...]  # sentences on what to keep in mind, and what was left out and why
@@ -224,19 +224,28 @@ def _efficiency(
     interval: _Interval,
     notes: list[str],
 ) -> dict[str, Curve]:
-    """Returns the pooled IQM over environment steps, where all tasks of an algorithm were evaluated."""
+    """Returns the pooled IQM over environment steps, at the points of the task that has the fewest.
+
+    Budgets are rounded to whole iterations, so tasks are rarely evaluated at the very same steps: the returns of the
+    others are interpolated linearly between their evaluations, seed by seed.
+    """
     curves = {}
     for name in algorithms:
         of_tasks = {task: results[task][name] for task in scales}
-        common = functools.reduce(np.intersect1d, (result.env_steps for result in of_tasks.values()))
-        if common.size < 2:
-            notes.append(f"{name} has no pooled learning curve, as its tasks share no points of evaluation.")
+        start = max(result.env_steps[0] for result in of_tasks.values())
+        end = min(result.env_steps[-1] for result in of_tasks.values())
+        fewest = min((result.env_steps for result in of_tasks.values()), key=len)
+        points = fewest[(start <= fewest) & (fewest <= end)]
+        if points.size < 2:
+            notes.append(
+                f"{name} has no pooled learning curve: fewer than two points lie within all of its tasks' runs."
+            )
             continue
         returns = [
-            _scaled(result.returns[:, np.isin(result.env_steps, common)], scales[task])
+            _scaled(np.stack([np.interp(points, result.env_steps, seed) for seed in result.returns]), scales[task])
             for task, result in of_tasks.items()
         ]
-        curves[name] = _curve(common, _filled(returns), statistics.pooled_iqm, interval)
+        curves[name] = _curve(points, _filled(returns), statistics.pooled_iqm, interval)
     return curves
 
 

@@ -86,7 +86,7 @@ def run_table(
     outcomes = {outcome.name: outcome for outcome in missing}
 
     def write_page() -> None:
-        waiting = {config.name: "not begun yet" for config in order if config.name not in outcomes}
+        waiting = {config.name: _waiting(folder / config.name) for config in order if config.name not in outcomes}
         reasons = {name: outcome.reason for name, outcome in outcomes.items() if outcome.summary is None}
         files.replace_file(page, score_page.page(folder, {**reasons, **waiting}).encode())
 
@@ -96,7 +96,7 @@ def run_table(
         if (folder / config.name / "summary.json").exists() or time.monotonic() - started < 60 * minutes:
             outcome = _train(config, seeds, folder / config.name, progress)
         else:
-            outcome = Outcome(config.name, None, "not begun: the time was over")
+            outcome = Outcome(config.name, None, f"{_waiting(folder / config.name)}: the time was over")
         outcomes[config.name] = outcome
         write_page()
         yield outcome
@@ -147,6 +147,10 @@ def _check_run(path: Path, config: ExperimentConfig, seeds: int) -> None:
             difference = f"{held} seeds in place of {seeds}"
         if difference:
             raise InputError(f"run {str(path)!r} is one of {difference}: move it away, or choose another --out.")
+
+
+def _waiting(path: Path) -> str:
+    return "interrupted" if run_folder.RunFolder(path).config_path.exists() else "not begun"
 
 
 def _train(config: ExperimentConfig, seeds: int, path: Path, progress: bool) -> Outcome:

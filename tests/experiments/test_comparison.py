@@ -11,40 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import ArrayLike
+from tests.runs import make_run
 
 from rollax import InputError
-from rollax.experiments import cli, run_folder, statistics
+from rollax.experiments import cli, statistics
 from rollax.experiments.comparison import Comparison, Curve, Estimate, compare
 
 NAN = float("nan")
 RLIABLE: dict[str, Any] = json.loads(Path(__file__).with_name("rliable_numbers.json").read_text(encoding="utf-8"))
 TASKS = [f"Task-{index}" for index in range(5)]
-
-
-def make_run(
-    path: Path,
-    returns: ArrayLike,
-    env: str = "CartPole-v1",
-    name: str = "",
-    config: str = "",
-    root: int = 0,
-    every: int = 1000,
-    **summary: Any,
-) -> Path:
-    """Writes the folder of a finished run with these returns `[S, P]`."""
-    values = np.asarray(returns, np.float64)
-    run = run_folder.create(path)
-    run.write_config(f'name = "{name or path.name}"\n[env]\nid = "{env}"\n[train]\nseed = {root}\n{config}')
-    run.append_evaluations(
-        {
-            "seed": np.arange(len(values))[:, None],
-            "env_steps": every * np.arange(1, values.shape[1] + 1),
-            "return_mean": values,
-        }
-    )
-    run.write_summary({"seeds": len(values), **summary})
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +155,18 @@ def test_tasks_that_cannot_be_pooled_are_left_out(tmp_path: Path) -> None:
     assert "Budgets on CartPole-v1 differ, and scores are those of the end: ppo 1,000, dqn 2,000 steps." in notes
     assert "ppo has no pooled learning curve" in notes
     assert set(compared.efficiency) == {"dqn"}
+
+
+def test_a_pooled_curve_is_interpolated_where_tasks_were_evaluated_at_other_steps(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / "ppo_a", [[0.0, 0.4, 0.8, 1.2]], env="A", every=500),
+        make_run(tmp_path / "ppo_b", [[0.0, 1.0]], env="B", every=800),
+    ]
+    scale = tmp_path / "scale.toml"
+    scale.write_text("A = [0, 1]\nB = [0, 2]\n")
+    curve = compare(runs, normalise=scale, resamples=10).efficiency["ppo"]
+    np.testing.assert_array_equal(curve.x, [800, 1600])
+    np.testing.assert_allclose(curve.value, [(0.24 + 0.0) / 2, (0.88 + 0.5) / 2])
 
 
 def test_seeds_without_a_score_are_left_out_and_counted(tmp_path: Path) -> None:

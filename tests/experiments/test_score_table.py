@@ -117,7 +117,8 @@ def test_finished_runs_are_kept_and_interrupted_ones_go_on(tmp_path: Path, start
     (tmp_path / "scores.md").unlink()
     outcomes = list(score_table.run_table(sources, minutes=0, **table))
     assert [bool(outcome.summary) for outcome in outcomes] == [True, False, False]
-    assert "`b`: not begun: the time was over" in (tmp_path / "scores.md").read_text()
+    page = (tmp_path / "scores.md").read_text()
+    assert "- `b`: interrupted: the time was over\n- `c`: not begun: the time was over\n" in page
     list(score_table.run_table(sources, **table))
     assert started == [("resume", "b"), ("run", "c")]
     assert "Without a score" not in (tmp_path / "scores.md").read_text()

@@ -1,0 +1,36 @@
+"""Folders of finished runs with made-up scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rollax.experiments import run_folder
+
+
+def make_run(
+    path: Path,
+    returns: ArrayLike,
+    env: str = "CartPole-v1",
+    name: str = "",
+    config: str = "",
+    root: int = 0,
+    every: int = 1000,
+    **summary: Any,
+) -> Path:
+    """Writes the folder of a finished run with these returns `[S, P]`."""
+    values = np.asarray(returns, np.float64)
+    run = run_folder.create(path)
+    run.write_config(f'name = "{name or path.name}"\n[env]\nid = "{env}"\n[train]\nseed = {root}\n{config}')
+    run.append_evaluations(
+        {
+            "seed": np.arange(len(values))[:, None],
+            "env_steps": every * np.arange(1, values.shape[1] + 1),
+            "return_mean": values,
+        }
+    )
+    run.write_summary({"seeds": len(values), **summary})
+    return path
