@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -108,6 +109,8 @@ def compare(
             pooled, or an argument is out of range.
         OSError: A file of the report can't be written.
     """
+    if threshold is not None and not math.isfinite(threshold):
+        raise InputError(f"threshold = {threshold} is no score: give a finite number.")
     references = read_references(None if normalise is None else Path(normalise))
     results = collect(runs)
     algorithms = tuple(dict.fromkeys(name for by_name in results.values() for name in by_name))
@@ -198,7 +201,7 @@ def _aggregates(scores: NDArray[np.float64], threshold: float | None, interval: 
 def _estimate(scores: NDArray[np.float64], aggregate: statistics.Aggregate, interval: _Interval) -> Estimate:
     """Returns an aggregate of scores `[S, M]`."""
     low, high = interval(scores, aggregate)
-    return Estimate(float(aggregate(scores)), float(low), float(high))
+    return Estimate(float(np.asarray(aggregate(scores))), float(low), float(high))
 
 
 def _curve(x: NDArray, scores: NDArray[np.float64], aggregate: statistics.Aggregate, interval: _Interval) -> Curve:

@@ -10,13 +10,16 @@ from pathlib import Path
 
 
 def commit() -> str | None:
-    """Returns the commit that this package is at, with `-dirty` after local changes; None outside its repository."""
+    """Returns the commit that this package is at, with `-dirty` where code or configs differ from it.
+
+    None outside the package's repository: an installed one may lie, ignored, within the repository of its user.
+    """
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        # The folder may lie, ignored, within another repository: an environment in a user's project.
         subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], check=True, capture_output=True)
-        described = [*git, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
-        return subprocess.run(described, check=True, capture_output=True, text=True).stdout.strip()
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], check=True, capture_output=True, text=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ":/*.py", ":/*.toml"], check=False).returncode
+        return head.stdout.strip() + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 

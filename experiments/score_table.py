@@ -112,9 +112,9 @@ def cost(trainer: Trainer) -> float:
     if replay is None:
         learnt = train.total_env_steps * train.updates_per_iteration * getattr(config.agent, "num_epochs", 1)
     else:
-        rows = replay.length if replay.samples == "sequences" else replay.n_step
-        updates = train.updates_per_iteration / (train.num_envs * train.num_steps)
-        learnt = train.total_env_steps * updates * replay.batch_size * rows
+        rows = replay.batch_size * (replay.length if replay.samples == "sequences" else replay.n_step)
+        iterations = -(-train.total_env_steps // (train.num_envs * train.num_steps))
+        learnt = iterations * train.updates_per_iteration * rows
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(agents_like(trainer, 1)))
     return float(size * (train.total_env_steps + learnt))
 
