@@ -290,6 +290,16 @@ def _caveats(results: _Results) -> list[str]:
                     f"{missing} of the {len(result.scores)} seeds of {name} on {task} finished no episode at the end "
                     "and are left out."
                 )
+            if result.unfinished:
+                sentences.append(
+                    f"{result.unfinished} episodes of the last evaluation of {name} on {task} did not end within the "
+                    "step cap, and are in no return."
+                )
+            if result.failed:
+                sentences.append(
+                    f"{result.failed} of the {len(result.scores)} seeds of {name} on {task} stopped being finite, and "
+                    "score as what they had learnt by then."
+                )
             if len(result.scores) - missing == 1:
                 sentences.append(
                     f"{name} has the score of one seed on {task}: intervals do not show how much seeds differ there."

@@ -27,6 +27,8 @@ class Results:
     env_steps: NDArray[np.int64]  # [P], of one seed, at each evaluation
     returns: NDArray[np.float64]  # [S, P], mean greedy returns; NaN where no episode ended
     absolute: NDArray[np.float64] | None  # [S], the absolute metric; None where it has not been measured
+    unfinished: int  # episodes of the last evaluation that did not end, of all seeds; they are in no return
+    failed: int  # seeds whose learners stopped being finite, and were held as they were
 
     @property
     def scores(self) -> NDArray[np.float64]:
@@ -95,7 +97,9 @@ def _read(source: str | Path) -> _Run:
     run = run_folder.open(folder)
     summary = run.read_summary()
     config = run.read_config()
-    env_steps, returns = logs.by_seed(run.read_evaluations(), "return_mean")
+    evaluations = run.read_evaluations()
+    env_steps, returns = logs.by_seed(evaluations, "return_mean")
+    unfinished = int(np.nansum(logs.by_seed(evaluations, "unfinished")[1][:, -1]))
     returns = np.where(np.isfinite(returns), returns, np.nan)
     if np.isnan(returns[:, -1]).all():
         raise InputError(
@@ -104,7 +108,8 @@ def _read(source: str | Path) -> _Run:
     absolute = summary.get("absolute")
     try:
         measured = None if absolute is None else np.array([_score(row) for row in absolute["seeds"]])
-        return _Run(run.path, name, task_of(config), config, Results(env_steps, returns, measured))
+        results = Results(env_steps, returns, measured, unfinished, len(summary["failed_seeds"]))
+        return _Run(run.path, name, task_of(config), config, results)
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"run {folder!r} has files that no run wrote ({error!r}): restore them.") from error
 
@@ -134,6 +139,8 @@ def _pooled(name: str, runs: Sequence[_Run]) -> Results:
         first.results.env_steps,
         np.concatenate([run.results.returns for run in runs]),
         np.concatenate(absolute) if len(absolute) == len(runs) else None,
+        sum(run.results.unfinished for run in runs),
+        sum(run.results.failed for run in runs),
     )
 
 

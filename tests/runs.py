@@ -30,7 +30,8 @@ def make_run(
             "seed": np.arange(len(values))[:, None],
             "env_steps": every * np.arange(1, values.shape[1] + 1),
             "return_mean": values,
+            "unfinished": np.where(np.isnan(values), 4, 0),
         }
     )
-    run.write_summary({"seeds": len(values), **summary})
+    run.write_summary({"seeds": len(values), "failed_seeds": [], **summary})
     return path

@@ -170,12 +170,14 @@ def test_a_pooled_curve_is_interpolated_where_tasks_were_evaluated_at_other_step
 
 
 def test_seeds_without_a_score_are_left_out_and_counted(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [[1.0, NAN], [2.0, 30.0], [NAN, 50.0]])
+    run = make_run(tmp_path / "run", [[1.0, NAN], [2.0, 30.0], [NAN, 50.0]], failed_seeds=[2])
     compared = compare([run], resamples=50)
     assert compared.by_task["CartPole-v1"]["run"].iqm.value == 40.0
     np.testing.assert_array_equal(compared.by_task["CartPole-v1"]["run"].curve.value, [1.5, 40.0])
     assert compared.notes == (
         "1 of the 3 seeds of run on CartPole-v1 finished no episode at the end and are left out.",
+        "4 episodes of the last evaluation of run on CartPole-v1 did not end and are in no return.",
+        "1 of the 3 seeds of run on CartPole-v1 stopped being finite, and score as what they had learnt by then.",
     )
 
 
