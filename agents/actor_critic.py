@@ -61,7 +61,7 @@ class Config:
     torso: str = "mlp"
     """Network below policy and value: mlp, cnn, or package.module:NAME or file.py:NAME of one's own."""
     memory: str = "none"
-    """What stands on top of that network: none, gru, lstm, linear or transformer."""
+    """What stands on top of the torso: none, gru, lstm, linear or transformer."""
     memory_size: int = 64
     """Width of the memory."""
     memory_layers: int = 1
@@ -85,7 +85,7 @@ class Config:
     state_dependent_scale: bool = False
     """Whether the scale of a Box's actions is a network output rather than a parameter."""
     initial_log_scale: float = 0.0
-    """Logarithm of that scale at the start, in units of half the Box."""
+    """Logarithm of the scale of a Box's actions at the start, in units of half the Box."""
     exploration_period: int = 0
     """Mean steps between draws of state-dependent exploration noise (gSDE); 0: independent noise at each step."""
 

@@ -49,11 +49,11 @@ class CriticConfig(torsos.NetworkConfig, Protocol):
 
     @property
     def value_min(self) -> float:
-        """Return of its lowest atom."""
+        """Return of the lowest atom of a categorical distribution."""
 
     @property
     def value_max(self) -> float:
-        """Return of its highest atom."""
+        """Return of the highest atom of a categorical distribution."""
 
     @property
     def num_quantiles(self) -> int:

@@ -55,7 +55,7 @@ class Config:
     target_noise: float = 0.0
     """Standard deviation of the normal noise on the actions of targets, in units of half the Box (TD3: 0.2)."""
     target_noise_clip: float = 0.5
-    """How large that noise gets at most, in the same units."""
+    """How large the noise of `target_noise` gets at most, in units of half the Box."""
     num_critics: int = 1
     """Critics, of which the lowest makes the target and the first teaches the policy (TD3: 2)."""
     distribution: str = "none"
@@ -63,9 +63,9 @@ class Config:
     num_atoms: int = 51
     """Atoms of a categorical distribution."""
     value_min: float = -100.0
-    """Return of its lowest atom."""
+    """Return of the lowest atom of a categorical distribution."""
     value_max: float = 100.0
-    """Return of its highest atom."""
+    """Return of the highest atom of a categorical distribution."""
     num_quantiles: int = 25
     """Quantiles of each critic."""
     huber_threshold: float = 1.0
@@ -78,7 +78,7 @@ class Config:
     target_period: int = 1
     """Updates from one step of the target networks, the policy's too, to the next (TD3: 2)."""
     target_rate: float = 0.005
-    """Share of the way to the networks that each such step goes; 1 copies them."""
+    """Share of the way to the networks that each step of the target networks goes; 1 copies them."""
     adam_epsilon: float = 1e-8
     """Epsilon of Adam."""
     adam_momentum: float = 0.9
@@ -86,20 +86,20 @@ class Config:
     priority_exponent: float = 0.6
     """Power of the error that a row is drawn with, of prioritised replay."""
     importance_exponent: float = 0.4
-    """beta, how far the losses are corrected for that, of prioritised replay."""
+    """beta, how far the losses are corrected for the draws of prioritised replay: 0 not at all, 1 fully."""
     normalise_observation: bool = False
     """Whether observations are shifted and scaled by their running mean and standard deviation."""
     torso: str = "mlp"
     """Networks below policy and critics: mlp, cnn, or package.module:NAME or file.py:NAME of one's own, which for the
     critics gets a dict of the observation and the action."""
     hidden_sizes: tuple[int, ...] = (256, 256)
-    """Widths of their hidden layers."""
+    """Widths of the hidden layers of policy and critics."""
     activation: str = "relu"
     """Activation between layers: tanh, relu, gelu, silu or elu."""
     layer_norm: bool = False
     """Whether each layer's outputs are normalised before the activation."""
     compute_dtype: str = "float32"
-    """What those layers compute in: float32 or bfloat16."""
+    """What policy and critics compute in: float32 or bfloat16."""
 
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:

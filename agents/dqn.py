@@ -50,7 +50,7 @@ class Config:
     epsilon_end: float = 0.05
     """Share of random actions from `epsilon_steps` on."""
     epsilon_steps: float = 20_000.0
-    """Environment steps over which that share falls linearly."""
+    """Environment steps over which the share of random actions falls linearly."""
     double: bool = False
     """Whether the online network chooses the action that the target network values (Double DQN)."""
     dueling: bool = False
@@ -58,7 +58,7 @@ class Config:
     noisy: bool = False
     """Whether the head's layers are noisy, which explores by itself: `epsilon_start` and `epsilon_end` may be 0."""
     noisy_scale: float = 0.5
-    """Scale of that noise at the start, over the square root of a layer's inputs."""
+    """Scale of the noise of noisy layers at the start, over the square root of a layer's inputs."""
     munchausen: bool = False
     """Whether the target is soft and the policy's log-probability is added to the reward (Munchausen DQN)."""
     munchausen_scale: float = 0.9
@@ -72,9 +72,9 @@ class Config:
     num_atoms: int = 51
     """Atoms of a categorical distribution."""
     value_min: float = 0.0
-    """Return of its lowest atom."""
+    """Return of the lowest atom of a categorical distribution."""
     value_max: float = 100.0
-    """Return of its highest atom."""
+    """Return of the highest atom of a categorical distribution."""
     num_quantiles: int = 32
     """Quantiles of a quantile distribution."""
     num_taus: int = 32
@@ -83,7 +83,7 @@ class Config:
     """Whether errors beyond `huber_threshold` count linearly; if not, all count by their square, or those of quantiles
     linearly. A categorical distribution has another loss."""
     huber_threshold: float = 1.0
-    """kappa, in units of value."""
+    """kappa, the error from which the loss is linear, in units of value."""
     target_period: int = 1
     """Updates from one step of the target network to the next."""
     target_rate: float = 0.005
@@ -95,7 +95,7 @@ class Config:
     priority_exponent: float = 0.6
     """Power of the error that a row is drawn with, of prioritised replay."""
     importance_exponent: float = 0.4
-    """beta, how far the loss is corrected for that, of prioritised replay."""
+    """beta, how far the loss is corrected for the draws of prioritised replay: 0 not at all, 1 fully."""
     normalise_observation: bool = False
     """Whether observations are shifted and scaled by their running mean and standard deviation."""
     torso: str = "mlp"

@@ -58,15 +58,15 @@ class Config:
     epsilon_mean: float = 1e-2
     """Bound of the KL divergence that the mean of a Box's actions makes, in nats."""
     epsilon_scale: float = 1e-4
-    """Bound of that which their scale makes, in nats."""
+    """Bound of the KL divergence that the scale of a Box's actions makes, in nats."""
     epsilon_policy: float = 1e-2
-    """Bound of that of the policy of a Discrete space, in nats."""
+    """Bound of the KL divergence of the policy of a Discrete space, in nats."""
     initial_temperature: float = 1.0
     """eta at the start, in units of value."""
     initial_penalty: float = 10.0
     """Weight, at the start, of the KL divergence of the mean, or of a Discrete space's policy."""
     initial_scale_penalty: float = 100.0
-    """Weight, at the start, of that of the scale."""
+    """Weight, at the start, of the KL divergence of the scale."""
     num_critics: int = 2
     """Critics, of which the lowest counts."""
     distribution: str = "none"
@@ -74,9 +74,9 @@ class Config:
     num_atoms: int = 51
     """Atoms of a categorical distribution."""
     value_min: float = -100.0
-    """Return of its lowest atom."""
+    """Return of the lowest atom of a categorical distribution."""
     value_max: float = 100.0
-    """Return of its highest atom."""
+    """Return of the highest atom of a categorical distribution."""
     num_quantiles: int = 25
     """Quantiles of each critic."""
     huber_threshold: float = 1.0
@@ -88,7 +88,7 @@ class Config:
     target_period: int = 1
     """Updates from one step of the target networks, policy and critics, to the next."""
     target_rate: float = 0.005
-    """Share of the way to the learnt networks that each such step goes; 1 copies them."""
+    """Share of the way to the learnt networks that each step of the target networks goes; 1 copies them."""
     adam_epsilon: float = 1e-8
     """Epsilon of Adam."""
     adam_momentum: float = 0.9
@@ -100,20 +100,20 @@ class Config:
     priority_exponent: float = 0.6
     """Power of the error that a row is drawn with, of prioritised replay."""
     importance_exponent: float = 0.4
-    """beta, how far the loss is corrected for that, of prioritised replay."""
+    """beta, how far the loss is corrected for the draws of prioritised replay: 0 not at all, 1 fully."""
     normalise_observation: bool = False
     """Whether observations are shifted and scaled by their running mean and standard deviation."""
     torso: str = "mlp"
     """Networks below policy and critics: mlp, cnn, or package.module:NAME or file.py:NAME of one's own, which for the
     critics of a Box gets a dict of the observation and the action."""
     hidden_sizes: tuple[int, ...] = (256, 256)
-    """Widths of their hidden layers."""
+    """Widths of the hidden layers of policy and critics."""
     activation: str = "elu"
     """Activation between layers: tanh, relu, gelu, silu or elu."""
     layer_norm: bool = False
     """Whether each layer's outputs are normalised before the activation."""
     compute_dtype: str = "float32"
-    """What those layers compute in: float32 or bfloat16."""
+    """What policy and critics compute in: float32 or bfloat16."""
 
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:

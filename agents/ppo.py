@@ -40,7 +40,7 @@ class Config(actor_critic.Config):
     drift_alpha: float = 2.0
     """alpha of objective "dpo", for advantages above 0."""
     drift_beta: float = 0.6
-    """beta of objective "dpo", for those below."""
+    """beta of objective "dpo", for advantages below 0."""
     entropy_coefficient: float = 0.01
     """Weight of the entropy bonus."""
     entropy_schedule: str = "constant"

@@ -37,7 +37,7 @@ class Config:
     epsilon_end: float = 0.05
     """Share of random actions after `epsilon_steps`."""
     epsilon_steps: float = 100_000.0
-    """Environment steps over which the share falls."""
+    """Environment steps over which the share of random actions falls."""
     max_grad_norm: float = 10.0
     """Global norm at which gradients are clipped."""
     num_epochs: int = 2
@@ -47,7 +47,7 @@ class Config:
     torso: str = "mlp"
     """Network below the action values: mlp, cnn, or package.module:NAME or file.py:NAME of one's own."""
     memory: str = "none"
-    """What stands on top of that network: none, gru, lstm, linear or transformer."""
+    """What stands on top of the torso: none, gru, lstm, linear or transformer."""
     memory_size: int = 64
     """Width of the memory."""
     memory_layers: int = 1

@@ -54,17 +54,17 @@ class Config:
     epsilon_end: float = 0.05
     """Share of random actions from `epsilon_steps` on."""
     epsilon_steps: float = 50_000.0
-    """Environment steps of the linear way from one to the other."""
+    """Environment steps over which the share of random actions falls linearly."""
     target_period: int = 1
     """Updates from one step of the target network to the next."""
     target_rate: float = 0.01
-    """How far such a step goes to the online network; 1 copies it."""
+    """Share of the way to the online network that each step of the target network goes; 1 copies it."""
     priority_mix: float = 0.9
     """Weight of a window's largest temporal-difference error in its priority; the rest is that of the mean."""
     priority_exponent: float = 0.9
     """Power of a priority that a window is drawn in proportion to."""
     importance_exponent: float = 0.6
-    """How much of the bias of such draws the weights of the loss take back, from 0 to 1."""
+    """How much of the bias of prioritised draws the weights of the loss take back, from 0 to 1."""
     max_grad_norm: float = 40.0
     """Global norm at which gradients are clipped."""
     adam_epsilon: float = 1e-3
@@ -72,7 +72,7 @@ class Config:
     torso: str = "mlp"
     """Network below the memory: mlp, cnn, or package.module:NAME or file.py:NAME of one's own."""
     memory: str = "gru"
-    """What stands on top of that network: none, gru, lstm, linear or transformer. Replay stores it with each row."""
+    """What stands on top of the torso: none, gru, lstm, linear or transformer. Replay stores it with each row."""
     memory_size: int = 64
     """Width of the memory."""
     memory_layers: int = 1

@@ -60,7 +60,7 @@ class Config:
     units of half its range), log_actions (that of random actions, of a Discrete space), or auto, which takes the one
     that fits."""
     target_entropy_scale: float = 1.0
-    """How many of those it is; -D/2, as some code bases have it, is 0.5."""
+    """The target entropy in units of what `target_entropy` names; -D/2, as some code bases have it, is 0.5."""
     actor_period: int = 1
     """Updates of the critics from one of the policy and the temperature to the next."""
     num_critics: int = 2
@@ -74,13 +74,13 @@ class Config:
     num_atoms: int = 51
     """Atoms of a categorical distribution."""
     value_min: float = -100.0
-    """Return of its lowest atom."""
+    """Return of the lowest atom of a categorical distribution."""
     value_max: float = 100.0
-    """Return of its highest atom."""
+    """Return of the highest atom of a categorical distribution."""
     num_quantiles: int = 25
     """Quantiles of each critic."""
     dropped_quantiles: int = 2
-    """How many of the largest, for each critic, are left out of the target."""
+    """How many of the largest quantiles, for each critic, are left out of the target."""
     huber_threshold: float = 1.0
     """kappa of the quantiles' Huber loss, in units of value."""
     batch_norm: bool = False
@@ -91,7 +91,7 @@ class Config:
     target_period: int = 1
     """Updates from one step of the target networks to the next."""
     target_rate: float = 0.005
-    """Share of the way to the critics that each such step goes; 1 copies them."""
+    """Share of the way to the critics that each step of their targets goes; 1 copies them."""
     adam_epsilon: float = 1e-8
     """Epsilon of Adam."""
     adam_momentum: float = 0.9
@@ -99,26 +99,26 @@ class Config:
     random_steps: float = 1000.0
     """Environment steps at the start in which actions are uniformly random."""
     random_period: int = 1
-    """Mean steps for which one of those random actions is repeated, which explores where single ones cancel out."""
+    """Mean steps for which a random action of the start is repeated, which explores where single ones cancel out."""
     initial_log_scale: float = -1.0
     """Logarithm of the scale of a Box's actions at the start, in units of half the Box."""
     priority_exponent: float = 0.6
     """Power of the error that a row is drawn with, of prioritised replay."""
     importance_exponent: float = 0.4
-    """beta, how far the loss is corrected for that, of prioritised replay."""
+    """beta, how far the loss is corrected for the draws of prioritised replay: 0 not at all, 1 fully."""
     normalise_observation: bool = False
     """Whether observations are shifted and scaled by their running mean and standard deviation."""
     torso: str = "mlp"
     """Networks below policy and critics: mlp, cnn, or package.module:NAME or file.py:NAME of one's own, which for the
     critics of a Box gets a dict of the observation and the action."""
     hidden_sizes: tuple[int, ...] = (256, 256)
-    """Widths of their hidden layers."""
+    """Widths of the hidden layers of policy and critics."""
     activation: str = "relu"
     """Activation between layers: tanh, relu, gelu, silu or elu."""
     layer_norm: bool = False
     """Whether each layer's outputs are normalised before the activation."""
     compute_dtype: str = "float32"
-    """What those layers compute in: float32 or bfloat16."""
+    """What policy and critics compute in: float32 or bfloat16."""
 
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:

@@ -33,9 +33,9 @@ class Config(actor_critic.Config):
     epsilon_mean: float = 1e-2
     """Bound of the KL divergence that the mean of a Box's actions makes, in nats."""
     epsilon_scale: float = 1e-4
-    """Bound of that which their scale makes, in nats."""
+    """Bound of the KL divergence that the scale of a Box's actions makes, in nats."""
     epsilon_policy: float = 1e-2
-    """Bound of that of the policy of a Discrete or MultiDiscrete space, in nats."""
+    """Bound of the KL divergence of the policy of a Discrete or MultiDiscrete space, in nats."""
     dual_learning_rate: float = 1e-2
     """Step size of Adam for the logarithms of the dual variables: the temperature and the penalties."""
     initial_temperature: float = 1.0
@@ -43,7 +43,7 @@ class Config(actor_critic.Config):
     initial_penalty: float = 5.0
     """Weight, at the start, of the KL divergence of the mean, or of the policy of a Discrete space."""
     initial_scale_penalty: float = 5.0
-    """Weight, at the start, of that of the scale."""
+    """Weight, at the start, of the KL divergence of the scale."""
 
 
 def check(config: Config, num_steps: int, num_envs: int) -> None:

@@ -138,6 +138,11 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("kind", nargs="?", choices=tuple(_LISTINGS), help="list only these, one a line")
     listing.set_defaults(command=_list)
 
+    config = commands.add_parser("config", help="tell what the keys of a config mean", allow_abbrev=False)
+    config.add_argument("key", nargs="?", metavar="KEY", help="a table, a field, an agent, or transforms")
+    config.add_argument("--agent", metavar="FILE:make", help="the agent whose fields the table `agent` has")
+    config.set_defaults(command=_config)
+
     bench = commands.add_parser("bench", help="measure speed on this machine", allow_abbrev=False)
     bench.add_argument("benchmark", choices=("ppo", "dqn", "sac", "env", "replay", "compile"), help="what")
     bench.add_argument("--seeds", type=int, metavar="N", help="seeds in one job (default: 1, and then 8)")
@@ -287,6 +292,12 @@ def _list(arguments: argparse.Namespace) -> None:
         return
     for heading, lines in _LISTINGS.items():
         print("\n  ".join([f"{heading}:", *lines()]))
+
+
+def _config(arguments: argparse.Namespace) -> None:
+    from rollax.experiments import config_help
+
+    print(config_help.answer(arguments.key, arguments.agent))
 
 
 def _bench(arguments: argparse.Namespace) -> None:

@@ -29,7 +29,8 @@ class EnvConfig:
     # An id of `rollax list envs`; "FILE.py:NAME" or "package.module:NAME", where NAME is an environment, its class or
     # a function that returns one; from Python also an environment object.
     id: str | Any
-    # Every other key of the table: overrides of the environment's params, and arguments of its constructor.
+    # Every other key of the table: `transforms`, a list with the innermost first (`rollax config transforms`);
+    # overrides of the environment's params, and arguments of its constructor.
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata=REST)
 
 

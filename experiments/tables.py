@@ -62,7 +62,7 @@ def build(cls: type[T], table: Any, where: str) -> T:
             values[name] = convert(table[name], hints[name], dotted(where, name), _default(field))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             place = f" under [{where}]" if where else ""
-            raise InputError(f"{dotted(where, name)} is missing: give {_expected(hints[name])}{place}.")
+            raise InputError(f"{dotted(where, name)} is missing: give {expected(hints[name])}{place}.")
     return cls(**values)
 
 
@@ -134,7 +134,7 @@ def write(table: Mapping[str, Any], where: tuple[str, ...] = ()) -> str:
         where: The keys that lead to the table from the root.
     """
     values = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-    lines = [f"{_key(key)} = {_literal(value)}" for key, value in values.items()]
+    lines = [f"{_key(key)} = {literal(value)}" for key, value in values.items()]
     if where and (lines or not table):
         lines.insert(0, f"[{'.'.join(_key(part) for part in where)}]")
     parts = ["\n".join(lines) + "\n"] if lines else []
@@ -224,8 +224,8 @@ def _text(value: str, field: str) -> str:
 
 
 def _mismatch(value: Any, annotation: Any, field: str, example: Any) -> InputError:
-    shown = "" if example is None else f", such as {_literal(example)}"
-    return InputError(f"{field} = {show(value)} is {_kind(value)}: give {_expected(annotation)}{shown}.")
+    shown = "" if example is None else f", such as {literal(example)}"
+    return InputError(f"{field} = {show(value)} is {_kind(value)}: give {expected(annotation)}{shown}.")
 
 
 def dotted(where: str, key: Any) -> str:
@@ -255,12 +255,13 @@ def _kind(value: Any) -> str:
     return next((name for kind, name in names if isinstance(value, kind)), f"of type {type(value).__name__}")
 
 
-def _expected(annotation: Any) -> str:
+def expected(annotation: Any) -> str:
+    """Returns which values a type hint takes, in words."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_expected(option) for option in arguments)
+        return " or ".join(expected(option) for option in arguments)
     if origin is tuple:
-        return "a list" if not arguments else f"a list, each entry {_expected(arguments[0])}"
+        return "a list" if not arguments else f"a list, each entry {expected(arguments[0])}"
     if origin is Literal:
         return " or ".join(repr(option) for option in arguments)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
@@ -279,10 +280,11 @@ def _expected(annotation: Any) -> str:
 
 
 def _key(key: Any) -> str:
-    return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else _literal(str(key))
+    return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else literal(str(key))
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """Returns a value as TOML text on one line; see `write` for what TOML cannot hold."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -293,12 +295,12 @@ def _literal(value: Any) -> str:
     if isinstance(value, Real):
         return repr(float(value)) if math.isfinite(value) else str(float(value))
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_literal(entry) for entry in value)}]"
+        return f"[{', '.join(literal(entry) for entry in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_key(key)} = {_literal(entry)}' for key, entry in value.items())}}}"
+        return f"{{{', '.join(f'{_key(key)} = {literal(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
-    return _literal(_name(value))
+    return literal(_name(value))
 
 
 def _name(value: Any) -> str:

@@ -145,7 +145,9 @@ def test_imports_point_one_way(name: str) -> None:
     assert crossed - {name} <= MAY_IMPORT[name]
 
 
-@pytest.mark.parametrize("arguments", [None, ["--help"], ["list", "envs"], ["list", "agents"], ["list", "configs"]])
+@pytest.mark.parametrize(
+    "arguments", [None, ["--help"], ["list", "envs"], ["list", "agents"], ["list", "configs"], ["config", "replay"]]
+)
 def test_import_and_the_commands_that_only_tell_load_no_jax(arguments: list[str] | None, tmp_path: Path) -> None:
     program = f"""
 import sys

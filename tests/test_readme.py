@@ -32,7 +32,15 @@ def commands(program: str) -> list[list[str]]:
 
 def test_readme_has_what_these_tests_run() -> None:
     assert [words[0] for words in commands("make")] == ["train", "test"]
-    assert {words[0] for words in commands("rollax")} == {"list", "train", "eval", "plot", "bench", "check-env"}
+    assert {words[0] for words in commands("rollax")} == {
+        "list",
+        "config",
+        "train",
+        "eval",
+        "plot",
+        "bench",
+        "check-env",
+    }
     assert len(blocks("python")) == 7
     assert len(blocks("toml")) == 3
 
