@@ -72,6 +72,14 @@ class MultiDiscrete:
         return jnp.all((x >= 0) & (x < jnp.asarray(self.nvec)))
 
 
+def _shown(bounds: np.ndarray) -> str:
+    """Returns bounds as a few numbers: the one that they all are, a short list, or from the least to the largest."""
+    low, high = bounds.min(initial=np.inf), bounds.max(initial=-np.inf)
+    if low >= high:
+        return f"{low:g}"
+    return f"[{', '.join(f'{bound:g}' for bound in bounds.flat)}]" if bounds.size <= 8 else f"{low:g}..{high:g}"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box:
     """Arrays of one shape with a lower and an upper bound for each entry; bounds may be infinite."""
@@ -105,6 +113,9 @@ class Box:
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
         object.__setattr__(self, "dtype", np.dtype(dtype))
+
+    def __repr__(self) -> str:
+        return f"Box({_shown(self.low)}, {_shown(self.high)}, {self.shape}, {self.dtype})"
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ A config names them under `[env]`, innermost first: `transforms = ["one_hot", {n
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +15,15 @@ import numpy as np
 
 from rollax.envs import spaces
 from rollax.envs.base import Environment, PyTree, TimeStep, select, with_types_of
-from rollax.envs.transforming import TransformState, bounded_box, require, with_observation
+from rollax.envs.transforming import TransformState, bounded_box, check_arguments, require, with_observation
 from rollax.envs.variation import ActionNoise, CachedReset, ObservationNoise, Randomise, Tasks
 from rollax.envs.wrappers import Wrapper
 from rollax.errors import InputError, nearest
+
+MAX_FRAMES = 1_000
+"""Observations that `frame_stack` joins at most."""
+MAX_REPEATS = 100
+"""Times that `action_repeat` takes an action at most: each is a step of its own in the program."""
 
 
 class ObservationTransform(Wrapper):
@@ -121,7 +125,7 @@ class FrameStack(Wrapper):
 
     def __init__(self, env: Environment, size: int) -> None:
         super().__init__(env)
-        require(size >= 1, "frame_stack.size", size, "must be at least 1")
+        require(1 <= size <= MAX_FRAMES, "frame_stack.size", size, f"must be between 1 and {MAX_FRAMES}")
         for leaf in spaces.leaves(env.observation_space()):
             require(len(leaf.shape) >= 1, "frame_stack", leaf, "needs observations with at least one axis")
         self._size = size
@@ -220,7 +224,7 @@ class ActionRepeat(Wrapper):
 
     def __init__(self, env: Environment, count: int) -> None:
         super().__init__(env)
-        require(count >= 1, "action_repeat.count", count, "must be at least 1")
+        require(1 <= count <= MAX_REPEATS, "action_repeat.count", count, f"must be between 1 and {MAX_REPEATS}")
         self._count = count
 
     def step(
@@ -327,19 +331,18 @@ def apply(env: Environment, transforms: Sequence[str | Mapping[str, Any]]) -> En
     Raises:
         InputError: A transform is unknown, has other arguments, or does not fit the environment.
     """
-    if isinstance(transforms, str | Mapping):
+    if isinstance(transforms, str | Mapping) or not isinstance(transforms, Sequence):
         raise InputError(f"env.transforms = {transforms!r} must be a list: write [{transforms!r}].")
     for entry in transforms:
+        if not isinstance(entry, str | Mapping):
+            raise InputError(f"env.transforms: {entry!r} must be a name, or a table with a name and arguments.")
         arguments = {"name": entry} if isinstance(entry, str) else dict(entry)
         name = arguments.pop("name", None)
         if name is None:
             raise InputError(f"env.transforms: {entry!r} lacks its name, one of {', '.join(TRANSFORMS)}.")
         if name not in TRANSFORMS:
             raise InputError(f"env.transforms names {name!r}: {nearest(str(name), TRANSFORMS)}")
-        try:
-            inspect.signature(TRANSFORMS[name]).bind(env, **arguments)
-        except TypeError as error:
-            raise InputError(f"env.transforms: {name} does not take {arguments} ({error}).") from error
+        check_arguments(name, TRANSFORMS[name], env, arguments)
         env = TRANSFORMS[name](env, **arguments)
     return env
 

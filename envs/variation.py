@@ -17,6 +17,9 @@ from rollax.envs.transforming import TransformState, bounded_box, require, with_
 from rollax.envs.wrappers import Wrapper
 from rollax.errors import InputError, nearest
 
+MAX_STARTS = 100_000
+"""Starts that `cached_reset` draws at most."""
+
 
 class ObservationNoise(Wrapper):
     """Adds independent normals of standard deviation `scale` to every float of an observation."""
@@ -200,7 +203,7 @@ class CachedReset(Wrapper):
 
     def __init__(self, env: Environment, count: int, seed: int = 0) -> None:
         super().__init__(env)
-        require(count >= 1, "cached_reset.count", count, "must be at least 1")
+        require(1 <= count <= MAX_STARTS, "cached_reset.count", count, f"must be between 1 and {MAX_STARTS}")
         self._count, self._seed = count, seed
 
     @functools.cached_property

@@ -13,6 +13,9 @@ class InputError(ValueError):
     with status 2. It is always raised from concrete values, before anything is traced or compiled.
     """
 
+    def __init__(self, sentence: str) -> None:
+        super().__init__(" ".join(sentence.split()))  # arrays and other errors print on several lines
+
 
 def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
     """Returns a clause that names the options closest to `name`, or all of them where there are few.

@@ -178,7 +178,7 @@ def test_all_of_them_train_from_a_config() -> None:
         ({"name": "randomise"}, r"randomise = {} needs at least one field"),
         ({"name": "randomise", "lenght": [1, 2]}, r"randomise\.lenght is no field .* did you mean 'length'"),
         ({"name": "randomise", "length": [2, 1]}, r"randomise\.length = \[2, 1\] must be a range"),
-        ({"name": "randomise", "length": 3}, r"randomise\.length = 3 must be a range"),
+        ({"name": "randomise", "length": 3}, r"randomise\.length = 3 must be a list of finite numbers"),
         ({"name": "tasks"}, r"tasks = {} needs at least one field"),
         ({"name": "tasks", "length": [1.0], "limit": [1, 2]}, r"must have as many values for each field"),
         ({"name": "tasks", "width": [1.0]}, r"tasks\.width is no field"),
