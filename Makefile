@@ -13,7 +13,7 @@ PYTHON := $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python $(CAN_USE) 2>/dev/null && break; done; echo $$python)
 endif
 
-.PHONY: train test suites lint types wheel pythons clean
+.PHONY: train test suites lint types wheel docs pythons clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -50,6 +50,12 @@ types: wheel
 wheel: $(VENV)/.installed-test
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# The site of docs/ with the reference, in build/site; what reads docstrings cannot follow an editable mapping either.
+docs: wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --no-deps --no-index --target build/docs dist/*.whl
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The wheel on the other Pythons that this machine has, on the path or in pyenv: it installs, its types hold, and it takes
 # a training step. Their JAX is another one too.

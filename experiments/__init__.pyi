@@ -12,6 +12,8 @@ from .config import TrainConfig as TrainConfig
 from .config import load as load
 from .evaluation import Evaluation as Evaluation
 from .evaluation import make_evaluate as make_evaluate
+from .hooks import Hooks as Hooks
+from .hooks import Point as Point
 from .host import HostResult as HostResult
 from .host import make_host_evaluate as make_host_evaluate
 from .host import make_host_train as make_host_train

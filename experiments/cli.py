@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     config.set_defaults(command=_config)
 
     bench = commands.add_parser("bench", help="measure speed on this machine", allow_abbrev=False)
-    bench.add_argument("benchmark", choices=("ppo", "dqn", "sac", "env", "replay", "compile"), help="what")
+    bench.add_argument("benchmark", choices=("ppo", "dqn", "sac", "env", "replay", "compile", "logging"), help="what")
     bench.add_argument("--seeds", type=int, metavar="N", help="seeds in one job (default: 1, and then 8)")
     bench.add_argument("--memory", nargs="+", metavar="KIND", default=["none"], help="ppo: memories of the network")
     bench.add_argument(
@@ -305,7 +305,7 @@ def _bench(arguments: argparse.Namespace) -> None:
         _check_writable(arguments.json)
     seeds = (1, 8) if arguments.seeds is None else (arguments.seeds,)
     start_jax(max(seeds))
-    from rollax.experiments import bench, bench_compile, bench_replay
+    from rollax.experiments import bench, bench_compile, bench_logging, bench_replay
 
     rival = None if arguments.against is None else bench.Rival(arguments.against)
     if rival is not None and arguments.benchmark not in ("ppo", "dqn", "sac"):
@@ -316,6 +316,7 @@ def _bench(arguments: argparse.Namespace) -> None:
         "sac": lambda: bench.run_sac(seeds, rival=rival),
         "env": bench.run_env,
         "compile": lambda: bench_compile.run_compile(seeds),
+        "logging": lambda: bench_logging.run_logging(seeds),
         "replay": lambda: bench_replay.run_replay(seeds),
     }
     rows = benchmarks[arguments.benchmark]()

@@ -81,9 +81,13 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    """`[log]`: how often training is logged."""
+    """`[log]`: how often training is logged, and where to beside the CSV files of the run's folder."""
 
     every: int = 0  # environment steps per seed from one row of metrics.csv to the next; 0: as often as evaluations
+    tensorboard: bool = False  # whether event files are written too, to the folder `tensorboard` of the run
+    wandb: Literal["off", "offline", "online"] = "off"  # whether Weights & Biases gets the rows too, later or at once
+    wandb_project: str = "rollax"  # the project there
+    wandb_entity: str = ""  # the user or team there; "": the one that is logged in
 
 
 @dataclasses.dataclass(frozen=True)

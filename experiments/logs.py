@@ -21,6 +21,7 @@ Rows = Sequence[Mapping[str, SupportsFloat]] | Mapping[str, ArrayLike]
 
 # The columns that say which point a row describes; the only integers.
 INDEX_COLUMNS = ("seed", "env_steps")
+_COUNTS = (*INDEX_COLUMNS, "episodes", "finished", "unfinished")
 
 
 def by_seed(columns: Mapping[str, NDArray[Any]], value: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -166,3 +167,12 @@ def read_columns(path: Path) -> Columns:
     if missing := [column for column in INDEX_COLUMNS if column not in columns]:
         raise InputError(f"{str(path)!r} is not a log that a run wrote: it lacks the columns {missing}.")
     return columns
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Reads a log as the rows that were appended, counts as integers; none if there are none."""
+    if len(read_rows(path)) < 2:
+        return []
+    columns = read_columns(path)
+    values = [[int(x) if name in _COUNTS else float(x) for x in column] for name, column in columns.items()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]

@@ -59,3 +59,13 @@ def scores(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "interval": [float(bound) for bound in statistics.bootstrap_interval(means)],
         "unfinished": sum(row["unfinished"] for row in rows),
     }
+
+
+def progress(rows: list[dict[str, Any]]) -> str:
+    """Returns the scores of one evaluation as a progress bar shows them: the IQM, and the spread over seeds."""
+    means = np.array([row["return_mean"] for row in rows])
+    known = means[~np.isnan(means)]
+    if not known.size:
+        return "no episode ended"
+    text = f"greedy return IQM {statistics.iqm(known):.2f}"
+    return text if len(rows) == 1 else f"{text}, seeds {known.min():.2f} to {known.max():.2f}"

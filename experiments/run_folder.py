@@ -6,6 +6,8 @@
     evaluations.csv    evaluations, one row per seed and evaluation: seed, env_steps, ...
     summary.json       the result of the whole run
     curves.png         the learning curves
+    tensorboard/       event files, where `[log]` asks for them
+    wandb/, wandb.json the files of Weights & Biases, and which run there it is, where `[log]` asks for them
     checkpoints/       numbered ones, which a resumed run starts from; the agents at the end, final and best
 
 Rows are appended whole and files are replaced whole, so a process killed at any time leaves files that can be read.
@@ -76,6 +78,16 @@ class RunFolder:
         return self.path / "curves.png"
 
     @property
+    def tensorboard_path(self) -> Path:
+        """The folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def wandb_path(self) -> Path:
+        """Which run of Weights & Biases it is."""
+        return self.path / "wandb.json"
+
+    @property
     def checkpoints_path(self) -> Path:
         """The folder of checkpoints; whoever saves the first one makes it."""
         return self.path / "checkpoints"
@@ -142,14 +154,13 @@ class RunFolder:
         """Reads the evaluations; result and errors are those of `read_metrics`."""
         return logs.read_columns(self.evaluations_path)
 
+    def metrics_records(self) -> list[dict[str, Any]]:
+        """Reads the training metrics as the rows that were appended, each value of its type; none if none were."""
+        return logs.read_records(self.metrics_path)
+
     def evaluation_records(self) -> list[dict[str, Any]]:
         """Reads the evaluations as the rows that were appended, each value of its type; none if none were."""
-        if len(logs.read_rows(self.evaluations_path)) < 2:
-            return []
-        columns = self.read_evaluations()
-        counts = {"seed", "env_steps", "finished", "unfinished"}
-        values = [[int(x) if name in counts else float(x) for x in column] for name, column in columns.items()]
-        return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+        return logs.read_records(self.evaluations_path)
 
     def remove_checkpoint(self, name: str) -> None:
         """Removes a checkpoint, if there is one."""
@@ -236,6 +247,9 @@ _WRITTEN = (
     "evaluations.csv",
     "summary.json",
     "curves.png",
+    "tensorboard",
+    "wandb",
+    "wandb.json",
     "checkpoints",
     "manifest.json",
     "config.toml",

@@ -20,10 +20,11 @@ import numpy as np
 from tqdm import tqdm
 
 from rollax.errors import InputError
-from rollax.experiments import checkpoint, debugging, provenance, reporting, run_folder, saving
+from rollax.experiments import checkpoint, debugging, loggers, memory, provenance, reporting, run_folder, saving
 from rollax.experiments import config as configs
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.evaluation import Evaluation, make_evaluate
+from rollax.experiments.hooks import Hooks, hook_point
 from rollax.experiments.sharding import over_seeds, padded, seed_mesh, take_seeds
 from rollax.experiments.trainer import Trainer, TrainState, axes, make_trainer
 
@@ -66,6 +67,7 @@ class _Job:
     debug: bool = False
     init_from: Path | None = None
     folder: run_folder.RunFolder | None = None
+    hooks: Hooks | None = None
 
     @property
     def env_steps(self) -> int:
@@ -92,6 +94,7 @@ def run(
     progress: bool = False,
     init_from: str | Path | None = None,
     debug: bool = False,
+    hooks: Hooks | None = None,
 ) -> Result:
     """Trains `seeds` seeds in one job on all devices of this process.
 
@@ -110,6 +113,7 @@ def run(
             of seeds): params, target params and statistics, but no optimiser state.
         debug: Whether to run one seed without compiling anything, print the shapes of its state, and stop where the
             first NaN arises in the agent or the environment. Slow.
+        hooks: What to call at each evaluation.
 
     Raises:
         InputError: The config cannot work or the folder cannot be written; nothing has been compiled yet. With
@@ -123,6 +127,7 @@ def run(
         raise InputError(f"seeds = {seeds} must be between 1 and {run_folder.MAX_SEEDS}.")
     if debug and seeds != 1:
         raise InputError(f"seeds = {seeds} cannot be debugged at once: give 1.")
+    loggers.check(config.log)
     trainer = make_trainer(config)
     evaluate = make_evaluate(config)
     other = None if init_from is None else Path(init_from).absolute()
@@ -132,7 +137,7 @@ def run(
             raise InputError(f"--out {str(out)!r} is the run that --init-from starts from: choose another folder.")
         run_folder.check(out, overwrite)
     with _stop_requested(out is not None) as stop:
-        job = _Job(trainer, seeds, stop, progress, debug, other)
+        job = _Job(trainer, seeds, stop, progress, debug, other, hooks=hooks)
         programs = _compile(job, evaluate)
         saved = programs.start if agent is None else saving.initialised(programs.start, agent)
         if out is None:
@@ -146,7 +151,7 @@ def run(
             return _finish(job, programs, _train(job, programs, _Position(saved)))
 
 
-def resume(folder: str | Path, *, progress: bool = False) -> Result:
+def resume(folder: str | Path, *, progress: bool = False, hooks: Hooks | None = None) -> Result:
     """Goes on with an interrupted run from its last checkpoint, to the bits that it would have come to.
 
     Equal bits need the same packages, number of devices and kind of processor; other packages or devices give a
@@ -155,6 +160,7 @@ def resume(folder: str | Path, *, progress: bool = False) -> Result:
     Args:
         folder: The folder of the run.
         progress: As of `run`.
+        hooks: As of `run`; those that the run was begun with, to come to the same bits.
 
     Raises:
         InputError: The folder holds no run or a finished one, or its checkpoint cannot be read or does not fit its
@@ -165,13 +171,15 @@ def resume(folder: str | Path, *, progress: bool = False) -> Result:
     opened = run_folder.open(folder)
     if opened.summary_path.exists():
         raise InputError(f"run {str(opened.path)!r} is finished: there is nothing to resume.")
-    trainer = make_trainer(configs.load(opened.config_path))
+    config = configs.load(opened.config_path)
+    loggers.check(config.log)
+    trainer = make_trainer(config)
     start = opened.read_manifest()
     other = Path(start["init_from"]) if start.get("init_from") else None
     numbers = checkpoint.numbers(opened.checkpoints_path)
     path = opened.checkpoints_path / str(numbers[-1]) if numbers else None
     with opened.locked(), _stop_requested() as stop:
-        job = _Job(trainer, start["seeds"], stop, progress, init_from=other, folder=opened)
+        job = _Job(trainer, start["seeds"], stop, progress, init_from=other, folder=opened, hooks=hooks)
         manifest = None if path is None else checkpoint.read_manifest(path)
         if manifest is not None and (manifest.get("seeds") != job.seeds or numbers[-1] > trainer.num_chunks):
             raise InputError(
@@ -202,7 +210,9 @@ def _compile(job: _Job, evaluate: Any) -> _Programs:
         evaluate = debugging.watched(evaluate)
         state = debugging.of_one_seed(debugging.watched(trainer.init), (0,), axes())(seed_keys)
     else:
-        state = over_seeds(trainer.init, mesh, (0,), axes())(seed_keys)
+        init = over_seeds(trainer.init, mesh, (0,), axes())
+        memory.require_room(trainer.config, jax.eval_shape(init, seed_keys))
+        state = init(seed_keys)
 
     def compiled(function: Any, in_axes: Any, out_axes: Any, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
         if job.debug:
@@ -239,26 +249,36 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
     state, best, evaluations = start.saved.state, start.saved.best, start.evaluations
     started = time.perf_counter()
     pending: list[tuple[int, Any, Evaluation | None]] = []
+    done = start.chunks
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(
             tqdm(total=job.env_steps * seeds, unit=" env steps", unit_scale=True, disable=not job.progress)
         )
         bar.update(start.chunks * trainer.env_steps_per_chunk * seeds)
+        outputs = [] if folder is None else loggers.open_all(folder, trainer.config.log, trainer.config.name)
+        for output in outputs:
+            stack.callback(output.close)
         keeper = stack.enter_context(saving.Keeper(trainer, seeds, folder))
 
-        def log() -> None:
+        def log() -> bool:
+            """Logs the last chunk, and returns whether a hook ends the run."""
             index, metrics, evaluated = pending.pop()
             env_steps = index * trainer.env_steps_per_chunk
             metrics_rows = reporting.metrics_rows(metrics, env_steps, seeds)
-            if folder is not None:
-                folder.append_metrics(metrics_rows)
+            ends = False
+            for output in outputs:
+                output.metrics(metrics_rows)
             if evaluated is not None:
                 rows = reporting.evaluation_rows(evaluated, env_steps, seeds)
+                if job.hooks is not None:
+                    shown = hook_point(state.agent, programs.seed_keys, rows, evaluations, index)
+                    ends = job.hooks.call(shown)
                 evaluations.extend(rows)
-                if folder is not None:
-                    folder.append_evaluations(rows)
-                bar.set_postfix_str(f"greedy return IQM {reporting.scores(rows)['iqm']:.2f}", refresh=False)
+                for output in outputs:
+                    output.evaluations(rows)
+                bar.set_postfix_str(reporting.progress(rows), refresh=False)
             bar.update(trainer.env_steps_per_chunk * seeds)
+            return ends
 
         for index in range(start.chunks + 1, trainer.num_chunks + 1):
             state, metrics = programs.chunk(state)
@@ -270,9 +290,13 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
             if pending:
                 log()
             pending.append((index, metrics, evaluated))
+            done = index
+            if evaluated is not None and job.hooks is not None and log():
+                break
             stopping = job.stop.is_set() and index < trainer.num_chunks
             if stopping or keeper.is_due(index):
-                log()  # rows first: what a checkpoint is resumed from must have been logged up to it
+                if pending:
+                    log()  # rows first: what a checkpoint is resumed from must have been logged up to it
                 keeper.save(index, saving.Saved(state, best), start.seconds + time.perf_counter() - started)
             if stopping:
                 assert folder is not None
@@ -284,7 +308,7 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
             log()
         jax.block_until_ready(state)
     seconds = start.seconds + time.perf_counter() - started
-    return _Position(saving.Saved(state, best), trainer.num_chunks, seconds, evaluations)
+    return _Position(saving.Saved(state, best), done, seconds, evaluations)
 
 
 @contextlib.contextmanager
@@ -333,10 +357,12 @@ def _summary(
     trainer, seeds = job.trainer, job.seeds
     sampled_scores = reporting.scores(sampled)
     failed = saved.state.failed
+    env_steps = position.chunks * trainer.env_steps_per_chunk
     return {
         "config": trainer.config.name,
         "seeds": seeds,
-        "env_steps": job.env_steps,
+        "env_steps": env_steps,
+        "stopped_early": position.chunks < trainer.num_chunks,
         **reporting.scores(position.evaluations[-seeds:]),
         "iqm_sampled": sampled_scores["iqm"],
         "interval_sampled": sampled_scores["interval"],
@@ -353,7 +379,7 @@ def _summary(
         "init_from": None if job.init_from is None else str(job.init_from),
         "compile_seconds": programs.compile_seconds,
         "run_seconds": position.seconds,
-        "steps_per_second": job.env_steps * seeds / position.seconds,
+        "steps_per_second": env_steps * seeds / position.seconds,
         "device": jax.local_devices()[0].device_kind,
         "devices": seed_mesh(seeds).size,
         "machine": provenance.machine(),

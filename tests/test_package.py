@@ -95,14 +95,34 @@ def test_sdist_has_every_file_of_the_five_folders(distributions: Path) -> None:
     with tarfile.open(path) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     assert {name for name in sources() if name.startswith(tuple(INSTALLED))} - packed == set()
-    assert {"pyproject.toml", "LICENSE"} <= packed
+    assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md"} <= packed
+
+
+def test_the_wheel_that_the_sdist_makes_is_the_same(
+    distributions: Path, wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    (path,) = distributions.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    python("-c", "import sys; from setuptools import build_meta; build_meta.build_wheel('..')", cwd=source)
+    (made,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(made) as archive:
+        assert set(archive.namelist()) == set(wheel.namelist())
+        assert sum(name.startswith("rollax/experiments/configs/") for name in archive.namelist()) >= 40
+
+
+def test_the_changelog_has_the_version() -> None:
+    assert f"\n## {rollax.__version__}" in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     lines = metadata(wheel, "METADATA").splitlines()
     assert f"Version: {rollax.__version__}" in lines
     assert "License-Expression: Apache-2.0" in lines
-    assert {f"Provides-Extra: {extra}" for extra in ("test", "cuda", "tpu", "all")} <= set(lines)
+    assert {
+        f"Provides-Extra: {extra}" for extra in ("test", "tensorboard", "wandb", "docs", "cuda", "tpu", "all")
+    } <= set(lines)
     assert "rollax = rollax.__main__:main" in metadata(wheel, "entry_points.txt").splitlines()
 
 
