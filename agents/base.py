@@ -161,7 +161,7 @@ def hyperparameters_of(config: Any, overrides: Mapping[str, Any] | None = None) 
     Raises:
         InputError: An override has a name that is no float field.
     """
-    numbers = {field.name: getattr(config, field.name) for field in _float_fields(config)}
+    numbers = {name: getattr(config, name) for name in number_names(config)}
     for name in overrides or {}:
         if name not in numbers:
             raise InputError(f"hyperparameter {name!r} does not exist: {nearest(name, numbers)}")
@@ -194,5 +194,6 @@ def require_each(config: Any, names: Sequence[str], condition: Callable[[Any], b
         require(condition(getattr(config, name)), f"agent.{name}", getattr(config, name), remedy)
 
 
-def _float_fields(config: Any) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(config) if field.type in (float, "float")]
+def number_names(config: Any) -> list[str]:
+    """Returns the names of the fields of an agent's config that are hyperparameters: the floats."""
+    return [field.name for field in dataclasses.fields(config) if field.type in (float, "float")]

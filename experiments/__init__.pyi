@@ -17,6 +17,8 @@ from .hooks import Point as Point
 from .host import HostResult as HostResult
 from .host import make_host_evaluate as make_host_evaluate
 from .host import make_host_train as make_host_train
+from .memory import Memory as Memory
+from .memory import estimate_memory as estimate_memory
 from .policy import Policy as Policy
 from .policy import export_policy as export_policy
 from .policy import load_policy as load_policy
@@ -27,6 +29,12 @@ from .runner import run as run
 from .saving import Best as Best
 from .sharding import over_environments as over_environments
 from .sharding import shard as shard
+from .sweep_config import HalvingConfig as HalvingConfig
+from .sweep_config import PopulationConfig as PopulationConfig
+from .sweep_config import SweepConfig as SweepConfig
+from .sweeps import SweepResult as SweepResult
+from .sweeps import resume_sweep as resume_sweep
+from .sweeps import sweep as sweep
 from .trainer import Clock as Clock
 from .trainer import Trainer as Trainer
 from .trainer import TrainState as TrainState

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import sys
 import time
 import warnings
@@ -96,6 +97,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--quiet", action="store_true", help="show no progress bar")
     train.set_defaults(command=_train)
+
+    sweep = commands.add_parser("sweep", help="train the members of a [sweep] and test the best", allow_abbrev=False)
+    sweep.add_argument("config", nargs="?", metavar="CONFIG", help="a config with a [sweep] table, by name or file")
+    sweep.add_argument("--seeds", type=int, metavar="N", help="tuning seeds of each member, sweep.seeds of the config")
+    sweep.add_argument("--out", type=Path, metavar="DIR", help="the folder (default runs/CONFIG-sweep-DATE-TIME)")
+    sweep.add_argument("--overwrite", action="store_true", help="replace a run or sweep in the folder")
+    sweep.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="as of train")
+    sweep.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted sweep; alone, or --quiet")
+    sweep.add_argument("--quiet", action="store_true", help="show no progress bars")
+    sweep.set_defaults(command=_sweep)
 
     evaluate = commands.add_parser("eval", help="evaluate the policies of a run", allow_abbrev=False)
     evaluate.add_argument("run", type=Path, metavar="RUN", help="a run folder")
@@ -223,9 +234,7 @@ def _resume(arguments: argparse.Namespace) -> Any:
         "--init-from": arguments.init_from,
         "--debug": arguments.debug,
     }
-    given = [name for name, value in settings.items() if value]
-    if given:
-        raise InputError(f"--resume goes on with a run as it was begun, so {', '.join(given)} can't be given with it.")
+    _only_resume(settings)
     from rollax.experiments import run_folder
 
     start_jax(int(run_folder.open(arguments.resume).read_manifest()["seeds"]))
@@ -236,6 +245,40 @@ def _resume(arguments: argparse.Namespace) -> Any:
 
 def _new_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _only_resume(settings: Mapping[str, Any]) -> None:
+    given = [name for name, value in settings.items() if value]
+    if given:
+        raise InputError(f"--resume goes on with a run as it was begun, so {', '.join(given)} can't be given with it.")
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    progress = not arguments.quiet
+    start_jax(os.cpu_count() or 1)
+    if arguments.resume is not None:
+        settings = {"CONFIG": arguments.config, "--seeds": arguments.seeds, "--out": arguments.out}
+        _only_resume({**settings, "--overwrite": arguments.overwrite, "--set": arguments.set})
+        from rollax.experiments import sweeps
+
+        result = sweeps.resume_sweep(arguments.resume, progress=progress)
+    elif arguments.config is None:
+        raise InputError("rollax sweep needs a CONFIG with a [sweep] table, or --resume DIR.")
+    else:
+        config = configs.load(arguments.config, arguments.set)
+        out = arguments.out or _new_folder(f"{config.name}-sweep")
+        from rollax.experiments import sweeps
+
+        result = sweeps.sweep(config, arguments.seeds, out=out, overwrite=arguments.overwrite, progress=progress)
+    _print_table(result.rows[:10], tuple(result.rows[0]))
+    test = result.summary["test"]
+    if test is not None:
+        print(f"the best on fresh seeds: {_score(test, test['seeds'])}")
+    names = ("sweep.csv", "sweep.png") + (("best.toml",) if result.best is not None else ())
+    print(f"files: {', '.join(str(_relative(result.folder / name)) for name in names)}")
+    if result.best is None:
+        print("no member finished an episode: set or raise evaluation.step_cap", file=sys.stderr)
+    return 0 if result.best is not None else 1
 
 
 def _relative(path: Path) -> Path:
@@ -403,4 +446,6 @@ def _print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> N
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, float) and 0 < abs(value) < 0.1:
+        return f"{value:.3g}"
     return f"{value:,.2f}" if isinstance(value, float) else str(value)

@@ -1,8 +1,8 @@
 """Experiment configs: typed, frozen dataclasses, read from TOML files and written back to them.
 
 A config has one table for each part of an experiment: `[env]`, `[train]`, `[agent]`, `[replay]`, `[evaluation]`,
-`[log]` and `[checkpoint]`. Every value is checked before anything is traced or compiled. Steps of the environment are
-counted per seed, over all of its parallel environments.
+`[log]`, `[checkpoint]` and `[sweep]`. Every value is checked before anything is traced or compiled. Steps of the
+environment are counted per seed, over all of its parallel environments.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollax.errors import InputError, nearest
+from rollax.experiments import sweep_config
+from rollax.experiments.sweep_config import SweepConfig
 from rollax.experiments.tables import REST, build, convert, dotted, show, to_table, write
 
 _INT32_MAX = 2**31 - 1
@@ -111,6 +113,7 @@ class ExperimentConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
     log: LogConfig = LogConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    sweep: SweepConfig | None = None
 
 
 def load(source: str | Path, overrides: Sequence[str] = (), agent: str | None = None) -> ExperimentConfig:
@@ -177,6 +180,8 @@ def check(config: ExperimentConfig) -> ExperimentConfig:
     _check_ranges(config)
     if config.replay is not None:
         _check_replay(config.replay, config.train)
+    if config.sweep is not None:
+        config = dataclasses.replace(config, sweep=sweep_config.check(config.sweep))
     return dataclasses.replace(config, agent=agent)
 
 

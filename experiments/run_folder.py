@@ -5,10 +5,18 @@
     metrics.csv        training metrics, one row per seed and log point: seed, env_steps, ...
     evaluations.csv    evaluations, one row per seed and evaluation: seed, env_steps, ...
     summary.json       the result of the whole run
+    population.csv     exchanges of population-based training, one row per seed and exchange: seed, env_steps, ...
     curves.png         the learning curves
     tensorboard/       event files, where `[log]` asks for them
     wandb/, wandb.json the files of Weights & Biases, and which run there it is, where `[log]` asks for them
     checkpoints/       numbered ones, which a resumed run starts from; the agents at the end, final and best
+
+A sweep has a manifest, a config and a summary too, and these:
+
+    sweep.csv          its members, the best first
+    sweep.png          scores over the parameters
+    best.toml          the config of the best member
+    parts/             the folders of the runs that it consists of
 
 Rows are appended whole and files are replaced whole, so a process killed at any time leaves files that can be read.
 """
@@ -73,6 +81,11 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def population_path(self) -> Path:
+        """The exchanges between members of a population."""
+        return self.path / "population.csv"
+
+    @property
     def curves_path(self) -> Path:
         """The learning curves."""
         return self.path / "curves.png"
@@ -86,6 +99,26 @@ class RunFolder:
     def wandb_path(self) -> Path:
         """Which run of Weights & Biases it is."""
         return self.path / "wandb.json"
+
+    @property
+    def sweep_path(self) -> Path:
+        """The members of a sweep."""
+        return self.path / "sweep.csv"
+
+    @property
+    def sweep_plot_path(self) -> Path:
+        """The scores of a sweep over its parameters."""
+        return self.path / "sweep.png"
+
+    @property
+    def best_config_path(self) -> Path:
+        """The config of the best member of a sweep."""
+        return self.path / "best.toml"
+
+    @property
+    def parts_path(self) -> Path:
+        """The folder of the runs that a sweep consists of."""
+        return self.path / "parts"
 
     @property
     def checkpoints_path(self) -> Path:
@@ -139,6 +172,10 @@ class RunFolder:
         """Appends evaluations; arguments and errors are those of `append_metrics`."""
         logs.append(self.evaluations_path, rows)
 
+    def append_population(self, rows: logs.Rows) -> None:
+        """Appends exchanges of population-based training; arguments and errors are those of `append_metrics`."""
+        logs.append(self.population_path, rows)
+
     def read_metrics(self) -> logs.Columns:
         """Reads the training metrics.
 
@@ -176,7 +213,7 @@ class RunFolder:
             InputError: If a file isn't one that a run wrote.
             OSError: If rewriting fails; it names the file, which keeps its rows.
         """
-        for path in (self.metrics_path, self.evaluations_path):
+        for path in (self.metrics_path, self.evaluations_path, self.population_path):
             header, *rows = logs.read_rows(path) or [[]]
             if rows:
                 keep = logs.read_columns(path)["env_steps"] <= env_steps
@@ -246,10 +283,15 @@ _WRITTEN = (
     "metrics.csv",
     "evaluations.csv",
     "summary.json",
+    "population.csv",
     "curves.png",
     "tensorboard",
     "wandb",
     "wandb.json",
+    "sweep.csv",
+    "sweep.png",
+    "best.toml",
+    "parts",
     "checkpoints",
     "manifest.json",
     "config.toml",

@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import functools
-import signal
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +16,16 @@ import numpy as np
 from tqdm import tqdm
 
 from rollax.errors import InputError
-from rollax.experiments import checkpoint, debugging, loggers, memory, provenance, reporting, run_folder, saving
+from rollax.experiments import checkpoint, loggers, population, provenance, reporting, run_folder, saving
 from rollax.experiments import config as configs
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.evaluation import Evaluation, make_evaluate
 from rollax.experiments.hooks import Hooks, hook_point
-from rollax.experiments.sharding import over_seeds, padded, seed_mesh, take_seeds
-from rollax.experiments.trainer import Trainer, TrainState, axes, make_trainer
-
-EVALUATION_STREAM = 0x6576616C
-"""Folded into a seed's key for its evaluations, which never advance the training's own key."""
+from rollax.experiments.interrupts import stop_requested
+from rollax.experiments.lanes import Lanes, from_manifest, to_manifest
+from rollax.experiments.programs import Prepared, Programs, prepare
+from rollax.experiments.sharding import seed_mesh, take_seeds
+from rollax.experiments.trainer import Trainer, TrainState, make_trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,24 +40,11 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Programs:
-    """The compiled programs of one run, each compiled once, and what they start from."""
-
-    chunk: Any
-    greedy: Any
-    sampled: Any
-    keep_best: Any
-    start: saving.Saved
-    seed_keys: jax.Array  # key [S padded]
-    compile_seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
 class _Job:
     """One run: what it trains, and where it writes."""
 
     trainer: Trainer
-    seeds: int
+    lanes: Lanes
     stop: threading.Event  # set to end it after the chunk
     progress: bool
     debug: bool = False
@@ -70,9 +53,19 @@ class _Job:
     hooks: Hooks | None = None
 
     @property
+    def seeds(self) -> int:
+        """The number of lanes: a plain run has one for each seed."""
+        return self.lanes.count
+
+    @property
+    def last_chunk(self) -> int:
+        """The number of the chunk that it ends with."""
+        return self.lanes.end or self.trainer.num_chunks
+
+    @property
     def env_steps(self) -> int:
-        """Environment steps of one seed in the whole run."""
-        return self.trainer.num_chunks * self.trainer.env_steps_per_chunk
+        """Environment steps of one seed from the start of its training to the end of the job."""
+        return self.last_chunk * self.trainer.env_steps_per_chunk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +116,7 @@ def run(
     """
     if isinstance(config, str | Path):
         config = configs.load(config)
+    config = dataclasses.replace(config, sweep=None)
     if not 1 <= seeds <= run_folder.MAX_SEEDS:
         raise InputError(f"seeds = {seeds} must be between 1 and {run_folder.MAX_SEEDS}.")
     if debug and seeds != 1:
@@ -136,22 +130,81 @@ def run(
         if other is not None and other.resolve() == Path(out).resolve():
             raise InputError(f"--out {str(out)!r} is the run that --init-from starts from: choose another folder.")
         run_folder.check(out, overwrite)
-    with _stop_requested(out is not None) as stop:
-        job = _Job(trainer, seeds, stop, progress, debug, other, hooks=hooks)
-        programs = _compile(job, evaluate)
-        saved = programs.start if agent is None else saving.initialised(programs.start, agent)
+    lanes = Lanes(tuple(range(seeds)))
+    with stop_requested(out is not None) as stop:
+        job = _Job(trainer, lanes, stop, progress, debug, other, hooks=hooks)
+        ready = prepare(trainer, lanes, evaluate, debug)
+        position = _Position(ready.start if agent is None else saving.initialised(ready.start, agent))
         if out is None:
-            return _finish(job, programs, _train(job, programs, _Position(saved)))
-        folder = run_folder.create(out, overwrite)  # once nothing can fail that has to do with the config
-        job = dataclasses.replace(job, folder=folder)
+            return _finish(job, ready, _train(job, ready, position))
         start = {"seeds": seeds, "init_from": None if other is None else str(other)}
-        folder.write_manifest({"format": checkpoint.FORMAT, "versions": checkpoint.versions(), **start})
-        folder.write_config(configs.to_toml(config))
-        with folder.locked():
-            return _finish(job, programs, _train(job, programs, _Position(saved)))
+        return _train_into(job, ready, position, out, start, overwrite)
 
 
-def resume(folder: str | Path, *, progress: bool = False, hooks: Hooks | None = None) -> Result:
+def run_lanes(
+    config: ExperimentConfig,
+    lanes: Lanes,
+    out: str | Path,
+    *,
+    progress: bool = False,
+    compiled: dict[int, Programs] | None = None,
+) -> Result:
+    """Trains the lanes of a part of a sweep in one job, as `run` trains seeds; `resume` goes on with it too.
+
+    What lanes go on from must be beside `out`; where the job does not train to the end of the run, others can go on
+    from it in turn.
+
+    Args:
+        config: The config of all lanes, but for their hyperparameters.
+        lanes: What each lane trains.
+        out: As of `run`.
+        progress: As of `run`.
+        compiled: Programs of other jobs of the same structure, by their number of lanes; those of this one are added.
+
+    Raises:
+        InputError: As of `run`.
+        KeyboardInterrupt: As of `run`.
+        OSError: As of `run`.
+    """
+    loggers.check(config.log)
+    trainer = make_trainer(config)
+    evaluate = make_evaluate(config)
+    run_folder.check(out)
+    with stop_requested() as stop:
+        job = _Job(trainer, lanes, stop, progress)
+        ready = prepare(trainer, lanes, evaluate, compiled=compiled)
+        position = _begin(job, ready.start, Path(out).absolute())
+        start = {"seeds": lanes.count, "init_from": None, "lanes": to_manifest(lanes)}
+        return _train_into(job, ready, position, out, start)
+
+
+def _train_into(
+    job: _Job, ready: Prepared, position: _Position, out: str | Path, start: dict[str, Any], overwrite: bool = False
+) -> Result:
+    folder = run_folder.create(out, overwrite)  # once nothing can fail that has to do with the config
+    job = dataclasses.replace(job, folder=folder)
+    folder.write_manifest({"format": checkpoint.FORMAT, "versions": checkpoint.versions(), **start})
+    folder.write_config(configs.to_toml(job.trainer.config))
+    with folder.locked():
+        return _finish(job, ready, _train(job, ready, position))
+
+
+def _begin(job: _Job, saved: saving.Saved, path: Path) -> _Position:
+    """Returns where a job in a folder begins: its lanes from their keys, from other jobs or from another run."""
+    if job.lanes.sources:
+        saved = saving.gathered(job.lanes.sources, path.parent, saved)
+    elif job.init_from is not None:
+        saved = saving.initialised(saved, saving.agents_of(job.init_from, job.trainer, job.seeds))
+    return _Position(saved, job.lanes.begin)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    progress: bool = False,
+    hooks: Hooks | None = None,
+    compiled: dict[int, Programs] | None = None,
+) -> Result:
     """Goes on with an interrupted run from its last checkpoint, to the bits that it would have come to.
 
     Equal bits need the same packages, number of devices and kind of processor; other packages or devices give a
@@ -161,6 +214,7 @@ def resume(folder: str | Path, *, progress: bool = False, hooks: Hooks | None = 
         folder: The folder of the run.
         progress: As of `run`.
         hooks: As of `run`; those that the run was begun with, to come to the same bits.
+        compiled: As of `run_lanes`.
 
     Raises:
         InputError: The folder holds no run or a finished one, or its checkpoint cannot be read or does not fit its
@@ -172,80 +226,38 @@ def resume(folder: str | Path, *, progress: bool = False, hooks: Hooks | None = 
     if opened.summary_path.exists():
         raise InputError(f"run {str(opened.path)!r} is finished: there is nothing to resume.")
     config = configs.load(opened.config_path)
+    if config.sweep is not None:
+        raise InputError(f"{str(opened.path)!r} is a sweep: go on with rollax sweep --resume {opened.path}.")
     loggers.check(config.log)
     trainer = make_trainer(config)
     start = opened.read_manifest()
+    lanes = from_manifest(start)
     other = Path(start["init_from"]) if start.get("init_from") else None
     numbers = checkpoint.numbers(opened.checkpoints_path)
     path = opened.checkpoints_path / str(numbers[-1]) if numbers else None
-    with opened.locked(), _stop_requested() as stop:
-        job = _Job(trainer, start["seeds"], stop, progress, init_from=other, folder=opened, hooks=hooks)
+    with opened.locked(), stop_requested() as stop:
+        job = _Job(trainer, lanes, stop, progress, init_from=other, folder=opened, hooks=hooks)
         manifest = None if path is None else checkpoint.read_manifest(path)
-        if manifest is not None and (manifest.get("seeds") != job.seeds or numbers[-1] > trainer.num_chunks):
+        if manifest is not None and (manifest.get("seeds") != job.seeds or numbers[-1] > job.last_chunk):
             raise InputError(
-                f"checkpoint {str(path)!r} is not one of this run (chunk {numbers[-1]} of {trainer.num_chunks}, "
+                f"checkpoint {str(path)!r} is not one of this run (chunk {numbers[-1]} of {job.last_chunk}, "
                 f"{manifest.get('seeds')} seeds of {job.seeds}): restore config.toml and manifest.json, or delete it."
             )
-        programs = _compile(job, make_evaluate(trainer.config))
-        position = _Position(programs.start)
-        if path is None and other is not None:
-            agent = saving.agents_of(other, trainer, job.seeds)
-            position = _Position(saving.initialised(programs.start, agent))
+        ready = prepare(trainer, lanes, make_evaluate(config), compiled=compiled)
+        position = _Position(ready.start) if path is not None else _begin(job, ready.start, opened.path)
         if path is not None and manifest is not None:
             checkpoint.warn_of_other_versions(path, manifest)
-            saved = saving.restored(path, manifest, job.seeds, programs.start)
+            saved = saving.restored(path, manifest, job.seeds, ready.start)
             position = _Position(saved, numbers[-1], manifest["seconds"])
         opened.drop_after(position.chunks * trainer.env_steps_per_chunk)
         position = dataclasses.replace(position, evaluations=opened.evaluation_records())
-        return _finish(job, programs, _train(job, programs, position))
+        return _finish(job, ready, _train(job, ready, position))
 
 
-def _compile(job: _Job, evaluate: Any) -> _Programs:
-    started = time.perf_counter()
-    trainer = debugging.checked(job.trainer) if job.debug else job.trainer
-    mesh = seed_mesh(job.seeds)
-    root = jax.random.key(trainer.config.train.seed)
-    seed_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(root, jnp.arange(padded(job.seeds, mesh)))
-    if job.debug:
-        evaluate = debugging.watched(evaluate)
-        state = debugging.of_one_seed(debugging.watched(trainer.init), (0,), axes())(seed_keys)
-    else:
-        init = over_seeds(trainer.init, mesh, (0,), axes())
-        memory.require_room(trainer.config, jax.eval_shape(init, seed_keys))
-        state = init(seed_keys)
-
-    def compiled(function: Any, in_axes: Any, out_axes: Any, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
-        if job.debug:
-            return debugging.of_one_seed(function, in_axes, out_axes)
-        return over_seeds(function, mesh, in_axes, out_axes, donate).lower(*arguments).compile()
-
-    def evaluate_seed(agent_state: Any, seed_key: jax.Array, index: jax.Array, explore: bool) -> Evaluation:
-        key = jax.random.fold_in(jax.random.fold_in(seed_key, EVALUATION_STREAM), index)
-        return evaluate(agent_state, key, explore=explore)
-
-    chunk = compiled(trainer.chunk, (axes(),), (axes(), 0), state, donate=(0,))
-    index = jnp.zeros((), jnp.int32)
-    greedy, sampled = (
-        compiled(functools.partial(evaluate_seed, explore=explore), (0, 0, None), 0, state.agent, seed_keys, index)
-        for explore in (False, True)
-    )
-    best = over_seeds(saving.no_best, mesh, (0,), 0)(state.agent)
-    evaluation = jax.eval_shape(greedy, state.agent, seed_keys, index) if job.debug else greedy.out_info
-    keep_best = compiled(saving.keep_best, (0, 0, 0, None), 0, best, state.agent, evaluation, index, donate=(0,))
-    jax.block_until_ready(state)
-    if job.debug:
-        debugging.print_shapes(take_seeds(state, axes(), 0))
-    return _Programs(
-        chunk, greedy, sampled, keep_best, saving.Saved(state, best), seed_keys, time.perf_counter() - started
-    )
-
-
-def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
+def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
     """Runs every chunk that is left; the host logs one chunk while the devices work on the next."""
-    trainer, folder, seeds = job.trainer, job.folder, job.seeds
-    evaluation = trainer.config.evaluation
-    every = evaluation.every or -(-trainer.config.train.total_env_steps // 20)
-    chunks_per_evaluation = max(1, -(-every // trainer.env_steps_per_chunk))
+    trainer, folder, seeds, programs = job.trainer, job.folder, job.seeds, ready.programs
+    chunks_per_evaluation = _chunks_per_evaluation(trainer)
     state, best, evaluations = start.saved.state, start.saved.best, start.evaluations
     started = time.perf_counter()
     pending: list[tuple[int, Any, Evaluation | None]] = []
@@ -258,7 +270,7 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
         outputs = [] if folder is None else loggers.open_all(folder, trainer.config.log, trainer.config.name)
         for output in outputs:
             stack.callback(output.close)
-        keeper = stack.enter_context(saving.Keeper(trainer, seeds, folder))
+        keeper = stack.enter_context(saving.Keeper(trainer, seeds, folder, job.last_chunk))
 
         def log() -> bool:
             """Logs the last chunk, and returns whether a hook ends the run."""
@@ -271,8 +283,7 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
             if evaluated is not None:
                 rows = reporting.evaluation_rows(evaluated, env_steps, seeds)
                 if job.hooks is not None:
-                    shown = hook_point(state.agent, programs.seed_keys, rows, evaluations, index)
-                    ends = job.hooks.call(shown)
+                    ends = job.hooks.call(hook_point(state.agent, ready.keys, rows, evaluations, index))
                 evaluations.extend(rows)
                 for output in outputs:
                     output.evaluations(rows)
@@ -280,20 +291,22 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
             bar.update(trainer.env_steps_per_chunk * seeds)
             return ends
 
-        for index in range(start.chunks + 1, trainer.num_chunks + 1):
+        for index in range(start.chunks + 1, job.last_chunk + 1):
             state, metrics = programs.chunk(state)
             evaluated = None
-            if index % chunks_per_evaluation == 0 or index == trainer.num_chunks:
+            if index % chunks_per_evaluation == 0 or index == job.last_chunk:
                 number = jnp.asarray(index, jnp.int32)
-                evaluated = programs.greedy(state.agent, programs.seed_keys, number)
+                evaluated = programs.greedy(state.agent, ready.keys, number)
                 best = programs.keep_best(best, state.agent, evaluated, number)
+                if job.lanes.population is not None and index < job.last_chunk:
+                    state = _exchanged(job, job.lanes.population, state, evaluated, index)
             if pending:
                 log()
             pending.append((index, metrics, evaluated))
             done = index
             if evaluated is not None and job.hooks is not None and log():
                 break
-            stopping = job.stop.is_set() and index < trainer.num_chunks
+            stopping = job.stop.is_set() and index < job.last_chunk
             if stopping or keeper.is_due(index):
                 if pending:
                     log()  # rows first: what a checkpoint is resumed from must have been logged up to it
@@ -311,58 +324,64 @@ def _train(job: _Job, programs: _Programs, start: _Position) -> _Position:
     return _Position(saving.Saved(state, best), done, seconds, evaluations)
 
 
-@contextlib.contextmanager
-def _stop_requested(enabled: bool = True) -> Iterator[threading.Event]:
-    """Yields an event that the first interrupt sets; the second one is as usual. In the main thread alone."""
-    event = threading.Event()
-    if not enabled or threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def handle(number: int, frame: Any) -> None:
-        event.set()
-        signal.signal(signal.SIGINT, before)
-        print("\nrollax: ending after this chunk and a checkpoint; again to end at once", file=sys.stderr)
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _exchanged(
+    job: _Job, settings: population.Population, state: TrainState, evaluated: Evaluation, chunk: int
+) -> TrainState:
+    """Returns the state after an exchange between the members of a population, if one is due, and logs it."""
+    per_evaluation = _chunks_per_evaluation(job.trainer)
+    if chunk % per_evaluation or not population.is_due(settings, chunk // per_evaluation):
+        return state
+    env_steps = chunk * job.trainer.env_steps_per_chunk
+    rows = reporting.evaluation_rows(evaluated, env_steps, job.seeds)
+    numbers = {name: np.asarray(state.agent.hyperparameters[name])[: job.seeds] for name in job.lanes.hyperparameters}
+    done = population.exchange(settings, np.array([row["return_mean"] for row in rows]), numbers, chunk)
+    if job.folder is not None:
+        job.folder.append_population(population.log_rows(done, env_steps))
+    return population.apply(state, done)
 
 
-def _finish(job: _Job, programs: _Programs, position: _Position) -> Result:
+def _chunks_per_evaluation(trainer: Trainer) -> int:
+    every = trainer.config.evaluation.every or -(-trainer.config.train.total_env_steps // 20)
+    return max(1, -(-every // trainer.env_steps_per_chunk))
+
+
+def _finish(job: _Job, ready: Prepared, position: _Position) -> Result:
     """Evaluates with exploration too, and writes what a finished run leaves."""
     seeds, folder = job.seeds, job.folder
     index = jnp.asarray(position.chunks, jnp.int32)
-    sampled = programs.sampled(position.saved.state.agent, programs.seed_keys, index)
+    sampled = ready.programs.sampled(position.saved.state.agent, ready.keys, index)
     saved = take_seeds(position.saved, saving.SAVED_AXES, slice(seeds))
     saved = jax.device_put(saved, jax.local_devices()[0])
-    summary = _summary(job, programs, position, saved, reporting.evaluation_rows(sampled, 0, seeds))
+    summary = _summary(job, ready, position, saved, reporting.evaluation_rows(sampled, 0, seeds))
     if folder is not None:
-        for name, agent in (("final", saved.state.agent), ("best", saved.best.agent)):
+        results = {"final": saved.state.agent, "best": saved.best.agent}
+        if job.last_chunk < job.trainer.num_chunks:
+            results["state"] = saved  # other jobs go on from it
+        for name, tree in results.items():
             folder.remove_checkpoint(name)  # of a finish that was cut short
-            checkpoint.save(folder.checkpoints_path / name, agent)
+            checkpoint.save(folder.checkpoints_path / name, tree)
         folder.write_summary(summary)
-        from rollax.experiments import plots  # matplotlib takes a second to import
+        if not job.lanes.tuning:  # whose lanes are no seeds of one thing
+            from rollax.experiments import plots  # matplotlib takes a second to import
 
-        plots.plot_run(folder.path)
+            plots.plot_run(folder.path)
     return Result(saved.state, saved.best, summary, position.evaluations, None if folder is None else folder.path)
 
 
 def _summary(
-    job: _Job, programs: _Programs, position: _Position, saved: saving.Saved, sampled: list[dict[str, Any]]
+    job: _Job, ready: Prepared, position: _Position, saved: saving.Saved, sampled: list[dict[str, Any]]
 ) -> dict[str, Any]:
     trainer, seeds = job.trainer, job.seeds
     sampled_scores = reporting.scores(sampled)
     failed = saved.state.failed
-    env_steps = position.chunks * trainer.env_steps_per_chunk
+    changed = job.lanes.hyperparameters if job.lanes.population is not None else ()
+    numbers = {name: np.asarray(saved.state.agent.hyperparameters[name]) for name in changed}
+    chunks = position.chunks - job.lanes.begin
     return {
         "config": trainer.config.name,
         "seeds": seeds,
-        "env_steps": env_steps,
-        "stopped_early": position.chunks < trainer.num_chunks,
+        "env_steps": position.chunks * trainer.env_steps_per_chunk,
+        "stopped_early": position.chunks < job.last_chunk,
         **reporting.scores(position.evaluations[-seeds:]),
         "iqm_sampled": sampled_scores["iqm"],
         "interval_sampled": sampled_scores["interval"],
@@ -376,10 +395,11 @@ def _summary(
             int(iteration + 1) * trainer.env_steps_per_iteration
             for iteration in np.asarray(failed.iteration)[np.asarray(failed.flag)]
         ],
+        **({"hyperparameters": numbers} if numbers else {}),
         "init_from": None if job.init_from is None else str(job.init_from),
-        "compile_seconds": programs.compile_seconds,
+        "compile_seconds": ready.compile_seconds,
         "run_seconds": position.seconds,
-        "steps_per_second": env_steps * seeds / position.seconds,
+        "steps_per_second": chunks * trainer.env_steps_per_chunk * seeds / position.seconds,
         "device": jax.local_devices()[0].device_kind,
         "devices": seed_mesh(seeds).size,
         "machine": provenance.machine(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rollax.envs.base import select
 from rollax.errors import InputError
 from rollax.experiments import checkpoint, run_folder
 from rollax.experiments.evaluation import Evaluation
+from rollax.experiments.lanes import Source
 from rollax.experiments.sharding import take_seeds
 from rollax.experiments.trainer import Trainer, TrainState, axes
 
@@ -62,10 +64,10 @@ def keep_best(best: Best, agent: Any, evaluation: Evaluation, chunk: jax.Array) 
 class Keeper:
     """Writes the checkpoints of a run when they are due; none without a folder. A context manager, as `Checkpoints`."""
 
-    def __init__(self, trainer: Trainer, seeds: int, folder: run_folder.RunFolder | None):
+    def __init__(self, trainer: Trainer, seeds: int, folder: run_folder.RunFolder | None, last_chunk: int):
         settings = trainer.config.checkpoint
         self._seeds = seeds
-        self._last_chunk = trainer.num_chunks
+        self._last_chunk = last_chunk
         self._every = -(-settings.every // trainer.env_steps_per_chunk)  # chunks; 0: by time
         self._replay = settings.replay
         self._last = time.monotonic()
@@ -107,8 +109,7 @@ def _without_replay(saved: Saved) -> Saved:
 def restored(path: Path, manifest: dict[str, Any], seeds: int, start: Saved) -> Saved:
     """Reads a checkpoint to where the start of the run is, with an empty replay buffer if it holds none."""
     total = start.best.score.shape[0]
-    like = start if manifest["replay"] else _without_replay(start)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
+    like = _places(start if manifest["replay"] else _without_replay(start))
     if manifest["replay"]:
         jax.tree.map(lambda leaf: leaf.delete(), start)  # so that buffers are not held twice
     if manifest["padded"] == total:
@@ -119,14 +120,7 @@ def restored(path: Path, manifest: dict[str, Any], seeds: int, start: Saved) -> 
             "the last bits from an uninterrupted one.",
             stacklevel=2,
         )
-
-        def resized(axis: int | None, branch: Any) -> Any:
-            lead = () if axis is None else (manifest["padded"],)
-            return jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((*lead, *leaf.shape[len(lead) :]), leaf.dtype), branch
-            )
-
-        old = jax.tree.map(resized, SAVED_AXES, like, is_leaf=lambda leaf: leaf is None)
+        old = _resized(like, manifest["padded"])
         saved = take_seeds(checkpoint.restore(path, old), SAVED_AXES, np.arange(total) % seeds)
         saved = jax.tree.map(lambda leaf, place: jax.device_put(leaf, place.sharding), saved, like)
     if not manifest["replay"]:
@@ -134,6 +128,51 @@ def restored(path: Path, manifest: dict[str, Any], seeds: int, start: Saved) -> 
         state = dataclasses.replace(saved.state, replay=start.state.replay, clock=clock)
         saved = dataclasses.replace(saved, state=state)
     return saved
+
+
+def gathered(sources: Sequence[Source], folder: Path, start: Saved) -> Saved:
+    """Reads the states at the end of other jobs, each lane from its source, to where the start of the run is.
+
+    Args:
+        sources: One for each lane.
+        folder: Where the jobs' folders are.
+        start: Of this job; its buffers are given up.
+    """
+    total = start.best.score.shape[0]
+    like = _places(start)
+    jax.tree.map(lambda leaf: leaf.delete(), start)  # so that buffers are not held twice
+    parts: list[Saved] = []
+    taken = np.zeros(len(sources), int)  # where each lane is among those that were read
+    for name in dict.fromkeys(source.job for source in sources):
+        opened = run_folder.open(folder / name)
+        saved = checkpoint.restore(opened.checkpoints_path / "state", _resized(like, opened.finished_seeds()))
+        mine = [index for index, source in enumerate(sources) if source.job == name]
+        taken[mine] = sum(part.best.score.shape[0] for part in parts) + np.arange(len(mine))
+        parts.append(take_seeds(saved, SAVED_AXES, np.array([sources[index].lane for index in mine])))
+    order = taken[np.arange(total) % len(sources)]
+
+    def join(axis: int | None, first: Any, *others: Any) -> Any:
+        if axis is None:
+            return first
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], first, *others)
+
+    joined = jax.tree.map(join, SAVED_AXES, *parts, is_leaf=lambda leaf: leaf is None)
+    return jax.tree.map(lambda leaf, place: jax.device_put(leaf, place.sharding), joined, like)
+
+
+def _places(saved: Saved) -> Saved:
+    """Returns shape, dtype and place of each array."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), saved)
+
+
+def _resized(like: Saved, total: int) -> Saved:
+    """Returns the shapes with another number of seeds, and no place."""
+
+    def resized(axis: int | None, branch: Any) -> Any:
+        lead = () if axis is None else (total,)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*lead, *leaf.shape[len(lead) :]), leaf.dtype), branch)
+
+    return jax.tree.map(resized, SAVED_AXES, like, is_leaf=lambda leaf: leaf is None)
 
 
 def agents_like(trainer: Trainer, seeds: int) -> Any:

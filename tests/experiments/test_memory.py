@@ -1,18 +1,86 @@
-"""What cannot fit the memory is answered with the part that is too large, from shapes alone."""
+"""Estimates of memory against the compiled program, without allocating anything."""
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from tests.contract.jobs import CONFIGS
 
-from rollax import experiments
-from rollax.errors import InputError
+from rollax import InputError, experiments
+from rollax.experiments import config as configs
 from rollax.experiments import memory
 from rollax.experiments.config import EvaluationConfig, ReplayConfig
+from rollax.experiments.sharding import over_seeds, padded, seed_mesh
+from rollax.experiments.trainer import axes
+
+ROWS = 1_000_000
+
+
+def program_bytes(config: experiments.ExperimentConfig, seeds: int) -> int:
+    """What the compiler says of the chunk of so many seeds, on the devices of this process."""
+    trainer = experiments.make_trainer(config)
+    mesh = seed_mesh(seeds)
+    state = memory._state(trainer, padded(seeds, mesh))
+    compiled = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), (0,)).lower(state).compile()
+    analysis = compiled.memory_analysis()  # of one device
+    assert analysis is not None
+    one = analysis.argument_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return mesh.size * (one + analysis.temp_size_in_bytes)
+
+
+def large_replay() -> experiments.ExperimentConfig:
+    config = CONFIGS["transition"]()
+    assert config.replay is not None
+    return dataclasses.replace(config, replay=dataclasses.replace(config.replay, capacity=ROWS))
+
+
+def test_the_estimate_is_that_of_the_compiled_program() -> None:
+    config = CONFIGS["rollout"]()
+    estimate = experiments.estimate_memory(config, seeds=16)
+    assert estimate.program == pytest.approx(program_bytes(config, 16), rel=0.15)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("name", ["ppo_cartpole", "dqn_cartpole"])
+def test_the_estimate_of_a_shipped_config_is_that_of_the_compiled_program(name: str) -> None:
+    config = configs.load(name)
+    estimate = experiments.estimate_memory(config, seeds=16)
+    assert estimate.program == pytest.approx(program_bytes(config, 16), rel=0.15)
+
+
+def test_a_large_buffer_is_nearly_all_that_there_is() -> None:
+    trainer = experiments.make_trainer(large_replay())
+    buffers = 8 * memory.tree_bytes(memory._state(trainer, 1).replay)
+    assert buffers > 8 * ROWS * 4 * 4  # observation, its successor, reward and action
+    program = program_bytes(large_replay(), 8)
+    assert program == pytest.approx(buffers, rel=0.1)
+    assert experiments.estimate_memory(large_replay(), 8).program == pytest.approx(program, rel=0.15)
+
+
+def test_bytes_of_a_tree() -> None:
+    tree = {"a": jnp.zeros((3, 2)), "b": jnp.zeros((5,), jnp.uint8), "key": jax.random.key(0)}
+    assert memory.tree_bytes(tree) == 24 + 5 + 8
+
+
+def test_seeds_are_fitted_into_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 16 seeds need 2 * 100 shared bytes and 2 * 40 + 2 * 5 + 10 = 100 each.
+    needed = experiments.Memory(shared=100, state=16 * 40, best=16 * 5, temporary=16 * 10)
+    assert (needed.program, needed.total) == (100 + 16 * 50, 200 + 16 * 100)
+    monkeypatch.setattr(memory, "estimate_memory", lambda config, seeds: needed)
+    config = CONFIGS["rollout"]()
+    for available, fitting in ((1800, 16), (1799, 14), (899, 6), (400, 2), (300, 1)):  # two devices share them evenly
+        assert memory.largest_number_of_seeds(config, 16, available) == (fitting, needed)
+    with pytest.raises(InputError, match=r"one seed needs 0\.00 GB and 0\.00 are free: make replay\.capacity"):
+        memory.largest_number_of_seeds(config, 16, 299)
+
+
+def test_there_is_memory() -> None:
+    assert 2**24 < memory.available_memory() < 2**50
 
 
 def floats(*shape: int) -> jax.ShapeDtypeStruct:

@@ -24,7 +24,7 @@ from rollax.agents import normalisation
 from rollax.agents.base import Agent
 from rollax.envs import spaces
 from rollax.errors import InputError
-from rollax.experiments import cli, run_folder, runner, saving
+from rollax.experiments import cli, programs, run_folder, saving
 from rollax.experiments.config import from_dict
 
 SEEDS = 3
@@ -249,7 +249,7 @@ def test_best_is_what_was_evaluated_best(cartpole: SimpleNamespace) -> None:
         returns, steps = evaluations["return_mean"][rows], evaluations["env_steps"][rows]
         assert best == {"seed": seed, "env_steps": steps[np.argmax(returns)], "return_mean": np.max(returns)}
         key = jax.random.fold_in(jax.random.key(cartpole.config.train.seed), seed)
-        key = jax.random.fold_in(jax.random.fold_in(key, runner.EVALUATION_STREAM), best["env_steps"] // 64)
+        key = jax.random.fold_in(jax.random.fold_in(key, programs.EVALUATION_STREAM), best["env_steps"] // 64)
         evaluation = evaluate(take(cartpole.result.best.agent, seed), key)
         assert np.all(evaluation.finished)
         assert np.mean(evaluation.episode_return) == best["return_mean"]

@@ -1,0 +1,196 @@
+"""Sweeps: lanes are the runs that they stand for, the right members go on, and an interrupted sweep ends the same."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.monitoring
+import numpy as np
+import pytest
+from tests.contract.jobs import BEACON, ROLLOUT_AGENT
+
+from rollax import InputError, experiments
+from rollax.experiments import config as configs
+from rollax.experiments import run_folder, saving, sweeps
+from rollax.experiments.lanes import Lanes
+
+RATES = [0.03, 0.3, 0.1, 1.0]
+TABLES: dict[str, Any] = {
+    "name": "small",
+    "env": {"id": BEACON},
+    "train": {"agent": ROLLOUT_AGENT, "total_env_steps": 256, "num_envs": 4, "num_steps": 4, "unroll": 1},
+    "evaluation": {"every": 32, "episodes": 8, "step_cap": 8},
+    "log": {"every": 32},
+    "checkpoint": {"every": 64},
+    "sweep": {
+        "parameters": {"agent.learning_rate": RATES},
+        "seeds": 2,
+        "test_seeds": 3,
+        "halving": {"rungs": 2, "keep": 0.5},
+        "max_lanes": 4,
+    },
+}
+RESULTS = ("sweep.csv", "best.toml", "config.toml")
+
+
+def config(**settings: Any) -> experiments.ExperimentConfig:
+    return configs.from_dict({**TABLES, "sweep": {**TABLES["sweep"], **settings}})
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[int, Any]:
+    """The programs of `TABLES`, which only have to be compiled once for all sweeps over numbers of its agent."""
+    return {}
+
+
+def share(programs: dict[int, Any], patch: pytest.MonkeyPatch) -> None:
+    make = sweeps._groups
+    patch.setattr(sweeps, "_groups", lambda config: [dataclasses.replace(g, compiled=programs) for g in make(config)])
+
+
+@pytest.fixture
+def compiled(programs: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has sweeps take their programs from `programs`."""
+    share(programs, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole(programs: dict[int, Any], tmp_path_factory: pytest.TempPathFactory) -> experiments.SweepResult:
+    """Four members on two seeds: four lanes at once, two jobs in the first rung and one in the second."""
+    with pytest.MonkeyPatch.context() as patch:
+        share(programs, patch)
+        return experiments.sweep(config(), out=tmp_path_factory.mktemp("sweeps") / "whole")
+
+
+def final_agent(folder: Path, lanes: int) -> Any:
+    trainer = experiments.make_trainer(configs.load(folder / "config.toml"))
+    return experiments.restore(folder / "checkpoints" / "final", saving.agents_like(trainer, lanes))
+
+
+def test_a_sweep_leaves_its_files(whole: experiments.SweepResult) -> None:
+    assert {path.name for path in whole.folder.iterdir()} == {
+        *RESULTS,
+        "manifest.json",
+        "summary.json",
+        "sweep.png",
+        "parts",
+    }
+    assert {path.name for path in (whole.folder / "parts").iterdir()} == {"0-0-0", "0-0-1", "1-0-0", "test-0"}
+    with (whole.folder / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [{name: json.loads(text) for name, text in row.items()} for row in rows] == whole.rows
+    summary = json.loads((whole.folder / "summary.json").read_text())
+    assert (summary["members"], summary["programs"], summary["tuning_seeds"], summary["jobs"]) == (4, 1, 2, 4)
+    assert summary["best"]["member"] == whole.rows[0]["member"]
+    assert summary["test"]["seeds"] == 3
+
+
+def test_the_better_half_goes_on(whole: experiments.SweepResult) -> None:
+    rungs: list[dict[int, float]] = []
+    for parts in (("0-0-0", "0-0-1"), ("1-0-0",)):
+        means: dict[int, list[float]] = {}
+        for part in parts:
+            folder = run_folder.open(whole.folder / "parts" / part)
+            manifest = folder.read_manifest()
+            rows = folder.evaluation_records()[-4:]
+            for rate, row in zip(manifest["lanes"]["hyperparameters"]["learning_rate"], rows, strict=True):
+                means.setdefault(RATES.index(rate), []).append(row["return_mean"])
+        rungs.append({member: float(np.mean(values)) for member, values in means.items()})
+    assert set(rungs[0]) == {0, 1, 2, 3}
+    ranked = sorted(rungs[0], key=lambda member: -rungs[0][member])
+    assert len({*rungs[0].values()}) == 4
+    assert set(rungs[1]) == set(ranked[:2])
+    expected = sorted(rungs[1], key=lambda member: -rungs[1][member]) + ranked[2:]
+    assert [row["member"] for row in whole.rows] == expected
+    assert [row["rung"] for row in whole.rows] == [1, 1, 0, 0]
+    assert [row["env_steps"] for row in whole.rows] == [256, 256, 128, 128]
+    scores = [rungs[row["rung"]][row["member"]] for row in whole.rows]
+    np.testing.assert_allclose([row["iqm"] for row in whole.rows], scores)
+
+
+def test_a_lane_is_the_run_with_its_hyperparameters_through_all_rungs(whole: experiments.SweepResult) -> None:
+    manifest = run_folder.open(whole.folder / "parts" / "1-0-0").read_manifest()
+    jobs = {source["job"] for source in manifest["lanes"]["sources"]}
+    assert jobs == {"0-0-0", "0-0-1"}  # so lanes of two jobs were gathered
+    rates = manifest["lanes"]["hyperparameters"]["learning_rate"]
+    plain = experiments.make_trainer(configs.from_dict({**TABLES, "sweep": "none"}))
+    keys = Lanes((0, 1), tuning=True).keys(0, 2)
+    agent = final_agent(whole.folder / "parts" / "1-0-0", 4)
+    train = jax.jit(plain.train)
+    for lane in range(4):
+        state, _ = train(keys[lane % 2], {"learning_rate": np.float32(rates[lane])})
+        np.testing.assert_allclose(agent.weights[lane], state.agent.weights, atol=1e-5)
+        assert agent.env_steps[lane] == state.agent.env_steps == 256
+
+
+def test_the_best_config_trains_to_its_test(whole: experiments.SweepResult) -> None:
+    best = configs.load(whole.folder / "best.toml")
+    assert best == whole.best
+    assert best.sweep is None
+    assert best.agent.learning_rate == RATES[whole.rows[0]["member"]]
+    result = experiments.run(best, seeds=3)
+    test = run_folder.open(whole.folder / "parts" / "test-0")
+    assert result.evaluations == test.evaluation_records()
+    assert whole.summary["test"]["iqm"] == result.summary["iqm"]
+
+
+def test_numbers_are_one_program_and_structure_is_another(tmp_path: Path) -> None:
+    compiled: Counter[str] = Counter()
+
+    def listen(event: str, duration: float, **metadata: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled[str(metadata["fun_name"])] += 1
+
+    made = config(
+        parameters={"agent.learning_rate": [0.1, 0.3], "agent.discount": [0.5, 0.9], "env.hidden": [False, True]},
+        halving="none",
+        max_lanes=0,
+        test_seeds=0,
+    )
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        result = experiments.sweep(made, seeds=1, out=tmp_path / "sweep")
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert sum(count for name, count in compiled.items() if "chunk" in name) == 2, compiled
+    assert len(result.rows) == 8
+    assert {path.name for path in (tmp_path / "sweep" / "parts").iterdir()} == {"0-0-0", "0-1-0"}
+    hidden = {row["member"]: row["env.hidden"] for row in result.rows}
+    assert [hidden[member] for member in range(8)] == [False, True] * 4
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("after", [1, 8, 10])
+def test_an_interrupted_sweep_goes_on_to_the_bits_of_an_uninterrupted_one(
+    after: int, whole: experiments.SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, count = run_folder.RunFolder.append_metrics, 0
+
+    def append_and_interrupt(self: run_folder.RunFolder, rows: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == after:
+            os.kill(os.getpid(), signal.SIGINT)
+        append(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder.RunFolder, "append_metrics", append_and_interrupt)
+        with pytest.raises(KeyboardInterrupt, match=r"stopped; go on with: rollax sweep --resume "):
+            experiments.sweep(config(), out=tmp_path / "sweep")
+    result = experiments.resume_sweep(tmp_path / "sweep")
+    assert result.rows == whole.rows
+    for name in RESULTS:
+        assert (tmp_path / "sweep" / name).read_bytes() == (whole.folder / name).read_bytes()
+    for part, lanes in (("1-0-0", 4), ("test-0", 3)):
+        mine, other = (final_agent(folder / "parts" / part, lanes) for folder in (tmp_path / "sweep", whole.folder))
+        assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.all(a == b)), mine, other)))
+    with pytest.raises(InputError, match=r"is finished: there is nothing to resume"):
+        experiments.resume_sweep(tmp_path / "sweep")
