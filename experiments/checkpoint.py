@@ -23,6 +23,7 @@ import orbax.checkpoint as ocp
 
 import rollax
 from rollax.errors import InputError
+from rollax.experiments import processes
 
 FORMAT = 1
 """Of what is in a checkpoint; another one can't be read."""
@@ -160,8 +161,9 @@ class Checkpoints:
             return
         with _writing(path):
             self._checkpointer.wait_until_finished()
-        for number in numbers(self.folder)[: -self._keep]:
-            shutil.rmtree(self.folder / str(number), ignore_errors=True)
+        if processes.is_first():
+            for number in numbers(self.folder)[: -self._keep]:
+                shutil.rmtree(self.folder / str(number), ignore_errors=True)
 
     def close(self) -> None:
         """Waits as `wait` does, and ends."""

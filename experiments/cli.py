@@ -95,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--debug", action="store_true", help="one seed without compiling, shapes, and where the first NaN arises; slow"
     )
+    train.add_argument(
+        "--distributed",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT,N,K",
+        help="as process K of N; the first listens there (alone: found out, under SLURM, Kubernetes, on TPUs)",
+    )
     train.add_argument("--quiet", action="store_true", help="show no progress bar")
     train.set_defaults(command=_train)
 
@@ -188,6 +195,8 @@ def _train(arguments: argparse.Namespace) -> int:
         raise InputError("rollax train needs a CONFIG, or --resume RUN: see rollax list configs.")
     else:
         result = _start(arguments)
+    if arguments.distributed is not None and not _is_first_process():
+        return 0
     summary = result.summary
     print(
         f"{summary['config']}: {_score(summary, summary['seeds'])} after {summary['env_steps']:,} steps of each seed, "
@@ -204,7 +213,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _start(arguments: argparse.Namespace) -> Any:
     seeds = 1 if arguments.seeds is None else arguments.seeds
-    start_jax(seeds)
+    if arguments.distributed is not None and arguments.out is None:
+        raise InputError("--distributed needs --out DIR, the same folder for all processes.")
+    _start_processes(arguments, seeds)
     overrides = list(arguments.set)
     if arguments.seed is not None:
         overrides.append(f"train.seed={arguments.seed}")
@@ -237,7 +248,7 @@ def _resume(arguments: argparse.Namespace) -> Any:
     _only_resume(settings)
     from rollax.experiments import run_folder
 
-    start_jax(int(run_folder.open(arguments.resume).read_manifest()["seeds"]))
+    _start_processes(arguments, int(run_folder.open(arguments.resume).read_manifest()["seeds"]))
     from rollax.experiments import runner
 
     return runner.resume(arguments.resume, progress=not arguments.quiet)
@@ -245,6 +256,21 @@ def _resume(arguments: argparse.Namespace) -> Any:
 
 def _new_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _start_processes(arguments: argparse.Namespace, seeds: int) -> None:
+    """Starts JAX here and, if the job has several processes, joins them."""
+    start_jax(seeds)
+    if arguments.distributed is not None:
+        from rollax.experiments import processes
+
+        processes.join(arguments.distributed or None)
+
+
+def _is_first_process() -> bool:
+    from rollax.experiments import processes
+
+    return processes.is_first()
 
 
 def _only_resume(settings: Mapping[str, Any]) -> None:

@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from rollax.experiments import debugging, memory, saving
 from rollax.experiments.evaluation import Evaluation
 from rollax.experiments.lanes import Lanes
-from rollax.experiments.sharding import over_seeds, padded, seed_mesh, take_seeds
+from rollax.experiments.sharding import over_seeds, padded, placed, seed_mesh, take_seeds
 from rollax.experiments.trainer import Trainer, TrainState, axes
 
 EVALUATION_STREAM = 0x6576616C
@@ -62,7 +62,7 @@ def prepare(
     started = time.perf_counter()
     mesh = seed_mesh(lanes.count)
     total = padded(lanes.count, mesh)
-    keys, numbers = lanes.keys(trainer.config.train.seed, total), lanes.numbers(total)
+    keys, numbers = placed(lambda: (lanes.keys(trainer.config.train.seed, total), lanes.numbers(total)), mesh)
     compiled = {} if compiled is None else compiled
     if total in compiled:
         state = compiled[total].init(keys, numbers)
@@ -97,7 +97,7 @@ def _compile(
         return evaluate(agent_state, key, explore=explore)
 
     chunk = compiled(trainer.chunk, (axes(),), (axes(), 0), state, donate=(0,))
-    index = jnp.zeros((), jnp.int32)
+    index = np.int32(0)
     greedy, sampled = (
         compiled(functools.partial(evaluate_seed, explore=explore), (0, 0, None), 0, state.agent, keys, index)
         for explore in (False, True)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 from rollax.errors import InputError
-from rollax.experiments import checkpoint, loggers, population, provenance, reporting, run_folder, saving
+from rollax.experiments import checkpoint, loggers, population, processes, provenance, reporting, run_folder, saving
 from rollax.experiments import config as configs
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.evaluation import Evaluation, make_evaluate
 from rollax.experiments.hooks import Hooks, hook_point
 from rollax.experiments.interrupts import stop_requested
 from rollax.experiments.lanes import Lanes, from_manifest, to_manifest
+from rollax.experiments.learning import Failure
 from rollax.experiments.programs import Prepared, Programs, prepare
 from rollax.experiments.sharding import seed_mesh, take_seeds
 from rollax.experiments.trainer import Trainer, TrainState, make_trainer
@@ -56,6 +57,16 @@ class _Job:
     def seeds(self) -> int:
         """The number of lanes: a plain run has one for each seed."""
         return self.lanes.count
+
+    @property
+    def written(self) -> run_folder.RunFolder | None:
+        """The folder, in the process that writes to it."""
+        return self.folder if processes.is_first() else None
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether this process shows a progress bar."""
+        return self.progress and processes.is_first()
 
     @property
     def last_chunk(self) -> int:
@@ -121,6 +132,8 @@ def run(
         raise InputError(f"seeds = {seeds} must be between 1 and {run_folder.MAX_SEEDS}.")
     if debug and seeds != 1:
         raise InputError(f"seeds = {seeds} cannot be debugged at once: give 1.")
+    if hooks is not None and processes.count() > 1:
+        raise InputError("hooks cannot be called by a job of several processes: give none.")
     loggers.check(config.log)
     trainer = make_trainer(config)
     evaluate = make_evaluate(config)
@@ -129,7 +142,7 @@ def run(
     if out is not None:
         if other is not None and other.resolve() == Path(out).resolve():
             raise InputError(f"--out {str(out)!r} is the run that --init-from starts from: choose another folder.")
-        run_folder.check(out, overwrite)
+        processes.on_first(lambda: run_folder.check(out, overwrite))
     lanes = Lanes(tuple(range(seeds)))
     with stop_requested(out is not None) as stop:
         job = _Job(trainer, lanes, stop, progress, debug, other, hooks=hooks)
@@ -181,12 +194,20 @@ def run_lanes(
 def _train_into(
     job: _Job, ready: Prepared, position: _Position, out: str | Path, start: dict[str, Any], overwrite: bool = False
 ) -> Result:
-    folder = run_folder.create(out, overwrite)  # once nothing can fail that has to do with the config
+    def begin() -> None:
+        folder = run_folder.create(out, overwrite)  # once nothing can fail that has to do with the config
+        folder.write_manifest({"format": checkpoint.FORMAT, "versions": checkpoint.versions(), **start})
+        folder.write_config(configs.to_toml(job.trainer.config))
+
+    processes.on_first(begin)
+    folder = run_folder.open(out)
     job = dataclasses.replace(job, folder=folder)
-    folder.write_manifest({"format": checkpoint.FORMAT, "versions": checkpoint.versions(), **start})
-    folder.write_config(configs.to_toml(job.trainer.config))
-    with folder.locked():
+    with _locked(folder):
         return _finish(job, ready, _train(job, ready, position))
+
+
+def _locked(folder: run_folder.RunFolder) -> contextlib.AbstractContextManager[None]:
+    return folder.locked() if processes.is_first() else contextlib.nullcontext()
 
 
 def _begin(job: _Job, saved: saving.Saved, path: Path) -> _Position:
@@ -235,7 +256,7 @@ def resume(
     other = Path(start["init_from"]) if start.get("init_from") else None
     numbers = checkpoint.numbers(opened.checkpoints_path)
     path = opened.checkpoints_path / str(numbers[-1]) if numbers else None
-    with opened.locked(), stop_requested() as stop:
+    with _locked(opened), stop_requested() as stop:
         job = _Job(trainer, lanes, stop, progress, init_from=other, folder=opened, hooks=hooks)
         manifest = None if path is None else checkpoint.read_manifest(path)
         if manifest is not None and (manifest.get("seeds") != job.seeds or numbers[-1] > job.last_chunk):
@@ -249,14 +270,14 @@ def resume(
             checkpoint.warn_of_other_versions(path, manifest)
             saved = saving.restored(path, manifest, job.seeds, ready.start)
             position = _Position(saved, numbers[-1], manifest["seconds"])
-        opened.drop_after(position.chunks * trainer.env_steps_per_chunk)
+        processes.on_first(lambda: opened.drop_after(position.chunks * trainer.env_steps_per_chunk))
         position = dataclasses.replace(position, evaluations=opened.evaluation_records())
         return _finish(job, ready, _train(job, ready, position))
 
 
 def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
     """Runs every chunk that is left; the host logs one chunk while the devices work on the next."""
-    trainer, folder, seeds, programs = job.trainer, job.folder, job.seeds, ready.programs
+    trainer, folder, seeds, programs = job.trainer, job.written, job.seeds, ready.programs
     chunks_per_evaluation = _chunks_per_evaluation(trainer)
     state, best, evaluations = start.saved.state, start.saved.best, start.evaluations
     started = time.perf_counter()
@@ -264,17 +285,18 @@ def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
     done = start.chunks
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(
-            tqdm(total=job.env_steps * seeds, unit=" env steps", unit_scale=True, disable=not job.progress)
+            tqdm(total=job.env_steps * seeds, unit=" env steps", unit_scale=True, disable=not job.shows_progress)
         )
         bar.update(start.chunks * trainer.env_steps_per_chunk * seeds)
         outputs = [] if folder is None else loggers.open_all(folder, trainer.config.log, trainer.config.name)
         for output in outputs:
             stack.callback(output.close)
-        keeper = stack.enter_context(saving.Keeper(trainer, seeds, folder, job.last_chunk))
+        keeper = stack.enter_context(saving.Keeper(trainer, seeds, job.folder, job.last_chunk))
 
         def log() -> bool:
             """Logs the last chunk, and returns whether a hook ends the run."""
-            index, metrics, evaluated = pending.pop()
+            index, *arrays = pending.pop()
+            metrics, evaluated = processes.fetch(arrays)
             env_steps = index * trainer.env_steps_per_chunk
             metrics_rows = reporting.metrics_rows(metrics, env_steps, seeds)
             ends = False
@@ -295,7 +317,7 @@ def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
             state, metrics = programs.chunk(state)
             evaluated = None
             if index % chunks_per_evaluation == 0 or index == job.last_chunk:
-                number = jnp.asarray(index, jnp.int32)
+                number = np.int32(index)
                 evaluated = programs.greedy(state.agent, ready.keys, number)
                 best = programs.keep_best(best, state.agent, evaluated, number)
                 if job.lanes.population is not None and index < job.last_chunk:
@@ -306,16 +328,16 @@ def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
             done = index
             if evaluated is not None and job.hooks is not None and log():
                 break
-            stopping = job.stop.is_set() and index < job.last_chunk
+            stopping = index < job.last_chunk and processes.agreed(job.stop.is_set())
             if stopping or keeper.is_due(index):
                 if pending:
                     log()  # rows first: what a checkpoint is resumed from must have been logged up to it
                 keeper.save(index, saving.Saved(state, best), start.seconds + time.perf_counter() - started)
             if stopping:
-                assert folder is not None
+                assert job.folder is not None
                 raise KeyboardInterrupt(  # once the checkpoint is complete, on the way out
                     f"stopped after {index * trainer.env_steps_per_chunk:,} steps of each seed; go on with: "
-                    f"rollax train --resume {folder.path}"
+                    f"rollax train --resume {job.folder.path}"
                 )
         if pending:
             log()
@@ -347,35 +369,46 @@ def _chunks_per_evaluation(trainer: Trainer) -> int:
 
 def _finish(job: _Job, ready: Prepared, position: _Position) -> Result:
     """Evaluates with exploration too, and writes what a finished run leaves."""
-    seeds, folder = job.seeds, job.folder
-    index = jnp.asarray(position.chunks, jnp.int32)
-    sampled = ready.programs.sampled(position.saved.state.agent, ready.keys, index)
-    saved = take_seeds(position.saved, saving.SAVED_AXES, slice(seeds))
-    saved = jax.device_put(saved, jax.local_devices()[0])
-    summary = _summary(job, ready, position, saved, reporting.evaluation_rows(sampled, 0, seeds))
+    seeds, folder, saved = job.seeds, job.folder, position.saved
+    sampled = processes.fetch(ready.programs.sampled(saved.state.agent, ready.keys, np.int32(position.chunks)))
+    if processes.count() == 1:
+        saved = take_seeds(saved, saving.SAVED_AXES, slice(seeds))
+        saved = jax.device_put(saved, jax.local_devices()[0])
+    agent, best, failed = processes.fetch((saved.state.agent, saved.best, saved.state.failed))
+    agent, best, failed = take_seeds((agent, best, failed), 0, slice(seeds))
+    summary = _summary(job, ready, position, agent, best, failed, reporting.evaluation_rows(sampled, 0, seeds))
     if folder is not None:
-        results = {"final": saved.state.agent, "best": saved.best.agent}
+        results = {"final": agent, "best": best.agent}
         if job.last_chunk < job.trainer.num_chunks:
             results["state"] = saved  # other jobs go on from it
         for name, tree in results.items():
-            folder.remove_checkpoint(name)  # of a finish that was cut short
+            processes.on_first(functools.partial(folder.remove_checkpoint, name))  # of a finish that was cut short
             checkpoint.save(folder.checkpoints_path / name, tree)
-        folder.write_summary(summary)
-        if not job.lanes.tuning:  # whose lanes are no seeds of one thing
-            from rollax.experiments import plots  # matplotlib takes a second to import
-
-            plots.plot_run(folder.path)
+        processes.on_first(functools.partial(_write_results, job, folder, summary))
     return Result(saved.state, saved.best, summary, position.evaluations, None if folder is None else folder.path)
 
 
+def _write_results(job: _Job, folder: run_folder.RunFolder, summary: dict[str, Any]) -> None:
+    folder.write_summary(summary)
+    if not job.lanes.tuning:  # whose lanes are no seeds of one thing
+        from rollax.experiments import plots  # matplotlib takes a second to import
+
+        plots.plot_run(folder.path)
+
+
 def _summary(
-    job: _Job, ready: Prepared, position: _Position, saved: saving.Saved, sampled: list[dict[str, Any]]
+    job: _Job,
+    ready: Prepared,
+    position: _Position,
+    agent: Any,
+    best: saving.Best,
+    failed: Failure,
+    sampled: list[dict[str, Any]],
 ) -> dict[str, Any]:
     trainer, seeds = job.trainer, job.seeds
     sampled_scores = reporting.scores(sampled)
-    failed = saved.state.failed
     changed = job.lanes.hyperparameters if job.lanes.population is not None else ()
-    numbers = {name: np.asarray(saved.state.agent.hyperparameters[name]) for name in changed}
+    numbers = {name: np.asarray(agent.hyperparameters[name]) for name in changed}
     chunks = position.chunks - job.lanes.begin
     return {
         "config": trainer.config.name,
@@ -388,7 +421,7 @@ def _summary(
         "episodes": trainer.config.evaluation.episodes,
         "best": [
             {"seed": seed, "env_steps": int(chunk) * trainer.env_steps_per_chunk, "return_mean": float(score)}
-            for seed, (chunk, score) in enumerate(zip(saved.best.chunk, saved.best.score, strict=True))
+            for seed, (chunk, score) in enumerate(zip(best.chunk, best.score, strict=True))
         ],
         "failed_seeds": [int(seed) for seed in np.flatnonzero(np.asarray(failed.flag))],
         "failed_at": [

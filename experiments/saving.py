@@ -15,7 +15,7 @@ import numpy as np
 
 from rollax.envs.base import select
 from rollax.errors import InputError
-from rollax.experiments import checkpoint, run_folder
+from rollax.experiments import checkpoint, processes, run_folder
 from rollax.experiments.evaluation import Evaluation
 from rollax.experiments.lanes import Source
 from rollax.experiments.sharding import take_seeds
@@ -86,7 +86,7 @@ class Keeper:
             return False
         if self._every:
             return chunk % self._every == 0
-        return time.monotonic() - self._last >= CHECKPOINT_SECONDS
+        return processes.agreed(time.monotonic() - self._last >= CHECKPOINT_SECONDS)
 
     def save(self, chunk: int, saved: Saved, seconds: float) -> None:
         """Begins to write the checkpoint after a chunk, `seconds` of run time from the start.
@@ -114,6 +114,11 @@ def restored(path: Path, manifest: dict[str, Any], seeds: int, start: Saved) -> 
         jax.tree.map(lambda leaf: leaf.delete(), start)  # so that buffers are not held twice
     if manifest["padded"] == total:
         saved = checkpoint.restore(path, like)
+    elif processes.count() > 1:
+        raise InputError(
+            f"checkpoint {str(path)!r} is of {manifest['padded']} seeds over its devices, and here they are {total}: "
+            "go on with as many devices as before, or in one process."
+        )
     else:
         warnings.warn(
             f"the run goes on with another number of devices than it had at checkpoint {str(path)!r}: it may differ in "

@@ -13,20 +13,26 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rollax.agents.devices import ENVIRONMENTS
 from rollax.errors import InputError
+from rollax.experiments import processes
 from rollax.experiments.trainer import Trainer, TrainState, axes
 
 AXIS = "seeds"
 
 
 def seed_mesh(seeds: int) -> Mesh:
-    """Returns a mesh of this process's devices, no more of them than there are seeds.
+    """Returns a mesh of the devices of all processes of the job, no more of them than there are seeds.
 
     Raises:
-        InputError: `seeds` is below 1.
+        InputError: `seeds` is below 1, or some process would have nothing to do.
     """
     if seeds < 1:
         raise InputError(f"seeds = {seeds} must be at least 1.")
-    return Mesh(np.array(jax.local_devices()[:seeds]), (AXIS,))
+    if processes.count() > 1 and seeds < jax.device_count():
+        raise InputError(
+            f"seeds = {seeds} are fewer than the {jax.device_count()} devices of {processes.count()} processes: give "
+            f"{jax.device_count()} or more."
+        )
+    return Mesh(np.array(jax.devices()[:seeds]), (AXIS,))
 
 
 def padded(seeds: int, mesh: Mesh) -> int:
@@ -59,12 +65,12 @@ def over_seeds(
 
 
 def environment_mesh(num_envs: int) -> Mesh:
-    """Returns a mesh of the devices of this process, for `over_environments`.
+    """Returns a mesh of the devices of all processes of the job, for `over_environments`.
 
     Raises:
         InputError: `num_envs` is not a multiple of their number.
     """
-    devices = jax.local_devices()
+    devices = jax.devices()
     if num_envs % len(devices):
         raise InputError(
             f"train.num_envs = {num_envs} is not a multiple of the {len(devices)} devices that share the environments: "
@@ -74,7 +80,7 @@ def environment_mesh(num_envs: int) -> Mesh:
 
 
 def over_environments(trainer: Trainer) -> tuple[Callable[[jax.Array], TrainState], Callable[[TrainState], Any]]:
-    """Spreads the environments of one big run over all devices of this process.
+    """Spreads the environments of one big run over all devices of all processes.
 
     Each device steps its share of the environments and computes the gradient of its share of each batch; gradients are
     averaged over devices, and the agent is the same on all. The compiler puts in what has to cross the devices, so that
@@ -102,15 +108,22 @@ def over_environments(trainer: Trainer) -> tuple[Callable[[jax.Array], TrainStat
     def place(axis: int, tree: Any) -> Any:
         spec = PartitionSpec(*[None] * axis, ENVIRONMENTS)
         shared = [leaf.ndim > axis and leaf.shape[axis] == num_envs for leaf in jax.tree.leaves(tree)]
-        places = [NamedSharding(mesh, spec if is_shared else PartitionSpec()) for is_shared in shared]
-        return jax.tree.unflatten(jax.tree.structure(tree), places)
+        shardings = [NamedSharding(mesh, spec if is_shared else PartitionSpec()) for is_shared in shared]
+        return jax.tree.unflatten(jax.tree.structure(tree), shardings)
 
     state = jax.eval_shape(trainer.init, jax.eval_shape(jax.random.key, 0))
     whole: Any = jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec()), state)
     spread = {name: place(0, getattr(state, name)) for name in ("memory", "env", "timestep")}
-    placed = dataclasses.replace(whole, **spread, replay=place(1, state.replay))
-    init = jax.jit(here(trainer.init), out_shardings=placed)
-    return init, jax.jit(here(trainer.chunk), out_shardings=(placed, None), donate_argnums=0)
+    places = dataclasses.replace(whole, **spread, replay=place(1, state.replay))
+    init = jax.jit(here(trainer.init), out_shardings=places)
+    return init, jax.jit(here(trainer.chunk), out_shardings=(places, None), donate_argnums=0)
+
+
+def placed(function: Callable[[], Any], mesh: Mesh) -> Any:
+    """Returns what a function of nothing makes, arrays `[padded seeds, ...]`, with each device's share of it there."""
+    if mesh.size == 1:
+        return function()
+    return jax.jit(function, out_shardings=NamedSharding(mesh, PartitionSpec(AXIS)))()
 
 
 def shard(train: Callable[[jax.Array], Any], seeds: int) -> Callable[[jax.Array], Any]:

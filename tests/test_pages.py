@@ -13,7 +13,7 @@ from rollax.__main__ import main
 from rollax.experiments import config as configs
 from tests.pages import ROOT, blocks
 
-PAGES = ("custom-loop", "own-network", "many-seeds", "resume", "export", "logs")
+PAGES = ("custom-loop", "own-network", "many-seeds", "scaling", "resume", "export", "logs")
 
 
 def python_of(page: str, folder: Path) -> list[str]:
