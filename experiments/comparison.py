@@ -292,8 +292,8 @@ def _caveats(results: _Results) -> list[str]:
                 )
             if result.unfinished:
                 sentences.append(
-                    f"{result.unfinished} episodes of the last evaluation of {name} on {task} did not end within the "
-                    "step cap, and are in no return."
+                    f"{result.unfinished} episodes of the last evaluation of {name} on {task} did not end and are in "
+                    "no return."
                 )
             if result.failed:
                 sentences.append(

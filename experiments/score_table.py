@@ -115,6 +115,7 @@ def cost(trainer: Trainer) -> float:
         rows = replay.batch_size * (replay.length if replay.samples == "sequences" else replay.n_step)
         iterations = -(-train.total_env_steps // (train.num_envs * train.num_steps))
         learnt = iterations * train.updates_per_iteration * rows
+    learnt *= getattr(config.agent, "num_samples", 1)  # MPO evaluates so many actions in each row
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(agents_like(trainer, 1)))
     return float(size * (train.total_env_steps + learnt))
 
