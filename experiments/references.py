@@ -32,8 +32,11 @@ class Reference:
     source: str  # of `high`; `low` is measured (tests/experiments/test_references.py)
 
 
+_POSITIONS_ALONE = "CartPole-v1, transforms=[{'name': 'select', 'indices': [0, 2]}]"
+
 REFERENCES: Mapping[str, Reference] = {
     "CartPole-v1": Reference(22.0, 475.0, _GYMNASIUM),
+    _POSITIONS_ALONE: Reference(22.0, 475.0, _GYMNASIUM),
     "Acrobot-v1": Reference(-498.8, -100.0, _GYMNASIUM),
     "MountainCar-v0": Reference(-200.0, -110.0, _GYMNASIUM),
     "MountainCarContinuous-v0": Reference(-33.0, 90.0, _GYMNASIUM),
@@ -65,6 +68,7 @@ class PublicFigure:
 PUBLIC_FIGURES: tuple[PublicFigure, ...] = (
     PublicFigure("CartPole-v1", "DQN", 50_000, 500.0, _ZOO),
     PublicFigure("CartPole-v1", "PPO", 100_000, 500.0, _ZOO),
+    PublicFigure(_POSITIONS_ALONE, "recurrent PPO", 100_000, 500.0, _ZOO),
     PublicFigure("Acrobot-v1", "DQN", 100_000, -76.6, _ZOO),
     PublicFigure("Acrobot-v1", "QR-DQN", 100_000, -69.1, _ZOO),
     PublicFigure("Acrobot-v1", "PPO", 500_000, -86.36, _CLEANRL),

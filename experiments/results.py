@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from rollax.errors import InputError
 from rollax.experiments import logs, run_folder
-from rollax.experiments.tables import show
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,7 @@ def task_of(config: Mapping[str, Any]) -> str:
         config: The tables of a resolved config.
     """
     env = config.get("evaluation", {}).get("env") or config["env"]
-    return ", ".join([str(env["id"]), *(f"{key}={show(value)}" for key, value in env.items() if key != "id")])
+    return ", ".join([str(env["id"]), *(f"{key}={value!r}" for key, value in env.items() if key != "id")])
 
 
 def number(score: float | None) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import re
+import tomllib
 from typing import Any
 
 import jax
@@ -10,9 +13,11 @@ import numpy as np
 import pytest
 
 from rollax.agents.base import Agent, Decision
+from rollax.experiments import config as configs
 from rollax.experiments import make_evaluate, references
 from rollax.experiments.config import from_dict
 from rollax.experiments.references import REFERENCES, best_public
+from rollax.experiments.results import task_of
 
 EPISODES = 512
 QUICK = ("CartPole-v1", "MountainCarContinuous-v0", "Catch-bsuite", "FourRooms-misc")
@@ -40,8 +45,8 @@ def make_random(observation_space: Any, action_space: Any, config: Config) -> Ag
     "task", [pytest.param(task, marks=() if task in QUICK else pytest.mark.suite) for task in REFERENCES]
 )
 def test_random_actions_score_the_lower_reference(task: str) -> None:
-    env, *settings = task.split(", ")
-    kwargs = {name: int(value) for name, value in (setting.split("=") for setting in settings)}
+    env, *settings = re.split(r", (?=\w+=)", task)
+    kwargs = {name: ast.literal_eval(value) for name, value in (setting.split("=", 1) for setting in settings)}
     config = from_dict(
         {"env": {"id": env, **kwargs}, "train": {"agent": make_random}, "evaluation": {"episodes": EPISODES}}
     )
@@ -51,6 +56,11 @@ def test_random_actions_score_the_lower_reference(task: str) -> None:
     low, high = REFERENCES[task].low, REFERENCES[task].high
     error = 4 * np.std(returns) / np.sqrt(EPISODES) + 0.01 * (high - low)  # the listed numbers are rounded
     assert abs(np.mean(returns) - low) < error
+
+
+def test_the_tasks_of_references_are_named_as_those_of_runs() -> None:
+    for name in ("ppo_cartpole", "ppo_cartpole_hidden", "ppo_deepsea", "pqn_memorychain", "ppo_memorychain"):
+        assert task_of(tomllib.loads(configs.to_toml(configs.load(name)))) in REFERENCES
 
 
 def test_the_best_public_figure_within_a_budget() -> None:
