@@ -125,6 +125,12 @@ def compare(
         name: _filled([_scaled(results[task][name].scores, scale) for task, scale in scales.items()])
         for name in algorithms
     }
+    efficiency = _efficiency(results, algorithms, scales, interval)
+    notes += [
+        f"{name} has no pooled learning curve, as fewer than two points lie within the runs of all its tasks."
+        for name in algorithms
+        if name not in efficiency
+    ]
     comparison = Comparison(
         algorithms=algorithms,
         tasks=tuple(scales),
@@ -132,7 +138,7 @@ def compare(
         threshold=threshold,
         aggregates={name: _aggregates(scores[name], threshold, interval) for name in algorithms},
         profiles=_profiles(scores, interval),
-        efficiency=_efficiency(results, algorithms, scales, interval, notes),
+        efficiency=efficiency,
         improvements=_improvements(scores, resamples),
         by_task={
             task: {name: _task_score(result, interval) for name, result in by_name.items()}
@@ -225,7 +231,6 @@ def _efficiency(
     algorithms: Sequence[str],
     scales: Mapping[str, Reference | None],
     interval: _Interval,
-    notes: list[str],
 ) -> dict[str, Curve]:
     """Returns the pooled IQM over environment steps, at the points of the task that has the fewest.
 
@@ -240,9 +245,6 @@ def _efficiency(
         fewest = min((result.env_steps for result in of_tasks.values()), key=len)
         points = fewest[(start <= fewest) & (fewest <= end)]
         if points.size < 2:
-            notes.append(
-                f"{name} has no pooled learning curve: fewer than two points lie within all of its tasks' runs."
-            )
             continue
         returns = [
             _scaled(np.stack([np.interp(points, result.env_steps, seed) for seed in result.returns]), scales[task])
