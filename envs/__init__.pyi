@@ -8,6 +8,7 @@ from .catalogue import ENVIRONMENTS as ENVIRONMENTS
 from .checker import FINDINGS as FINDINGS
 from .checker import Finding as Finding
 from .checker import check as check
+from .drawing import render as render
 from .host import HostVector as HostVector
 from .registry import make as make
 from .spaces import Box as Box

@@ -22,6 +22,7 @@ from .memory import estimate_memory as estimate_memory
 from .policy import Policy as Policy
 from .policy import export_policy as export_policy
 from .policy import load_policy as load_policy
+from .render import render_run as render_run
 from .run_evaluation import evaluate_run as evaluate_run
 from .runner import Result as Result
 from .runner import resume as resume

@@ -152,6 +152,17 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--quiet", action="store_true", help="show no progress bars")
     table.set_defaults(command=_table)
 
+    render = commands.add_parser("render", help="draw an episode of a run's final agent", allow_abbrev=False)
+    render.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    render.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="a .gif, or a .png: a sheet of frames, evenly spaced"
+    )
+    render.add_argument("--seed", default="0", metavar="I", help="the run's seed that plays, or best (default 0)")
+    render.add_argument("--episode-seed", type=int, default=0, metavar="K", help="chooses the episode (default 0)")
+    render.add_argument("--max-frames", type=int, metavar="N", help="frames at most (default 500; in a sheet 12)")
+    render.add_argument("--fps", type=int, default=25, metavar="F", help="frames per second (default 25)")
+    render.set_defaults(command=_render)
+
     listing = commands.add_parser("list", help="list agents, environments and configs", allow_abbrev=False)
     listing.add_argument("kind", nargs="?", choices=tuple(_LISTINGS), help="list only these, one a line")
     listing.set_defaults(command=_list)
@@ -353,6 +364,28 @@ def _table(arguments: argparse.Namespace) -> None:
     for outcome in score_table.run_table(arguments.configs, progress=not arguments.quiet, **options):
         print(outcome, flush=True)
     print(f"scores: {arguments.docs}")
+
+
+def _render(arguments: argparse.Namespace) -> None:
+    if not arguments.seed.isdecimal() and arguments.seed != "best":
+        raise InputError(f"--seed = {arguments.seed!r} is no seed of a run: give its number, or best.")
+    os.environ.setdefault("MPLBACKEND", "Agg")  # jumanji draws with pyplot, which would open windows
+    start_jax(1)
+    from rollax.experiments.render import render_run
+
+    episode = render_run(
+        arguments.run,
+        arguments.out,
+        seed="best" if arguments.seed == "best" else int(arguments.seed),
+        episode_seed=arguments.episode_seed,
+        max_frames=arguments.max_frames,
+        fps=arguments.fps,
+    )
+    whole = "" if episode.ended else ", not the whole episode"
+    print(
+        f"{arguments.out}: {len(episode.frames)} frames of {episode.length:,} steps, "
+        f"return {episode.episode_return:,.2f}{whole}"
+    )
 
 
 def _list(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from rollax import envs
 from rollax.agents.registry import resolve
 from rollax.envs.base import PyTree, select, strongly_typed, with_types_of
 from rollax.errors import InputError
-from rollax.experiments.config import ExperimentConfig
+from rollax.experiments.config import EvaluationConfig, ExperimentConfig
 from rollax.experiments.trainer import make_env
 
 DEFAULT_STEP_CAP = 10_000
@@ -29,6 +29,11 @@ class Evaluation:
     episode_return: jax.Array  # float32 [E], undiscounted
     episode_length: jax.Array  # int32 [E], environment steps
     finished: jax.Array  # bool [E]
+
+
+def step_cap(config: EvaluationConfig, env: envs.Environment) -> int:
+    """Returns the steps after which an episode of an evaluation is given up."""
+    return config.step_cap or int(getattr(env.default_params, "max_steps_in_episode", DEFAULT_STEP_CAP))
 
 
 def make_evaluate(config: ExperimentConfig) -> Callable[..., Evaluation]:
@@ -56,7 +61,7 @@ def make_evaluate(config: ExperimentConfig) -> Callable[..., Evaluation]:
     params = strongly_typed(raw.default_params)
     episodes = config.evaluation.episodes
     env = envs.Vectorise(raw, episodes)
-    step_cap = config.evaluation.step_cap or int(getattr(raw.default_params, "max_steps_in_episode", DEFAULT_STEP_CAP))
+    cap = step_cap(config.evaluation, raw)
 
     def evaluate(agent_state: PyTree, key: jax.Array, explore: bool = False) -> Evaluation:
         key_reset, key_steps = jax.random.split(key)
@@ -68,7 +73,7 @@ def make_evaluate(config: ExperimentConfig) -> Callable[..., Evaluation]:
 
         def running(carry: Any) -> jax.Array:
             index, _, _, _, result = carry
-            return (index < step_cap) & ~jnp.all(result.finished)
+            return (index < cap) & ~jnp.all(result.finished)
 
         def step(carry: Any) -> Any:
             index, memory, env_state, timestep, result = carry

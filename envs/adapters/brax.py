@@ -7,9 +7,10 @@ from typing import Any
 import jax
 from brax import envs as brax_envs
 
-from rollax.envs import spaces
+from rollax.envs import drawing, spaces
 from rollax.envs.adapters.common import box, limited
 from rollax.envs.base import Environment, PyTree, TimeStep, strongly_typed, timestep, with_types_of
+from rollax.envs.drawing_solids import solids
 
 
 class BraxEnv:
@@ -42,6 +43,19 @@ class BraxEnv:
         """Takes one action; brax's `done` is the task's own end."""
         after = with_types_of(self.env.step(state, action), state)
         return after, timestep(after.obs, after.reward, after.done > 0)
+
+    def render(self, state: PyTree, params: PyTree) -> drawing.Picture:
+        """Draws the bodies of the model.
+
+        Raises:
+            InputError: It has none (`fast`).
+        """
+        if hasattr(state, "data"):  # MuJoCo Playground's
+            return solids(self.env.mj_model, state.data.qpos, (state.data.mocap_pos, state.data.mocap_quat))
+        model = getattr(getattr(self.env, "sys", None), "mj_model", None)
+        if model is None:
+            raise drawing.cannot_draw(type(self.env).__name__)
+        return solids(model, state.pipeline_state.q)
 
 
 def make(name: str, /, *, max_steps_in_episode: int | None = 1_000, **kwargs: Any) -> Environment:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from craftax.craftax_env import make_craftax_env_from_name
 
-from rollax.envs import spaces
+from rollax.envs import drawing, spaces
 from rollax.envs.adapters.common import box, override
 from rollax.envs.base import Environment, PyTree, TimeStep, strongly_typed, timestep, with_types_of
 
@@ -48,6 +50,17 @@ class CraftaxEnv:
         terminated = self.env.is_terminal(next_state, endless)
         truncated = next_state.timestep >= params.max_timesteps
         return with_types_of(next_state, state), timestep(observation, reward, terminated, truncated)
+
+    def render(self, state: PyTree, params: PyTree) -> drawing.Picture:
+        """Draws what the environment of pixels shows of a state."""
+        pixels = np.round(255 * np.asarray(self._pixels(state))).astype(np.uint8)
+        return drawing.enlarged(pixels)
+
+    @functools.cached_property
+    def _pixels(self) -> Any:
+        """From a state to pixels, which is the same state's, float `[H, W, 3]` from 0 to 1."""
+        name = f"{self.env.name.partition('-NoAutoReset')[0].replace('Symbolic', 'Pixels')}-v1"
+        return jax.jit(make_craftax_env_from_name(name, auto_reset=False).get_obs)
 
 
 def make(name: str, /, **kwargs: Any) -> Environment:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from gymnax.environments import spaces as gymnax_spaces
 
-from rollax.envs import spaces
+from rollax.envs import drawing, spaces
 from rollax.envs.adapters.common import override
 from rollax.envs.base import PyTree, TimeStep, strongly_typed, timestep, with_types_of
 from rollax.errors import InputError
@@ -51,6 +51,19 @@ class GymnaxEnv:
         observation, next_state, reward, terminated, _ = self.env.step_env(key, state, action, params)
         truncated = self.env.is_truncated(next_state, params)
         return with_types_of(next_state, state), timestep(observation, reward, terminated, truncated)
+
+    def render(self, state: PyTree, params: PyTree) -> drawing.Picture:
+        """Draws classic control, and what is seen as a grid: MinAtar, Catch, DeepSea, Pong and the digits of MNIST.
+
+        Raises:
+            InputError: It is another environment.
+        """
+        if self.env.name in drawing.CLASSIC_CONTROL:
+            return drawing.CLASSIC_CONTROL[self.env.name](state, params)
+        observation = self.env.observe(jax.random.key(0), state, None, params)
+        if observation.ndim not in (2, 3) or observation.size == 1:
+            raise drawing.cannot_draw(self.env.name)
+        return drawing.grid(observation)
 
 
 def make(env_id: str, /, **kwargs: Any) -> GymnaxEnv:

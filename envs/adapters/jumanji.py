@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jumanji
+import matplotlib.pyplot as plt
 import numpy as np
 from jumanji import specs
 
-from rollax.envs import spaces
+from rollax.envs import drawing, spaces
 from rollax.envs.adapters.common import box, limited
 from rollax.envs.base import Environment, PyTree, TimeStep, strongly_typed, timestep, with_types_of
+
+_DOTS_PER_INCH = 32  # of figures that are ten inches wide
 
 
 class JumanjiEnv:
@@ -69,6 +73,15 @@ class JumanjiEnv:
             after.last() & ~over,
             action_mask=_action_mask(after.observation),
         )
+
+    def render(self, state: PyTree, params: PyTree) -> drawing.Picture:
+        """Draws the state with the suite's viewer, whose figure becomes the current one of pyplot."""
+        with warnings.catch_warnings(), plt.rc_context({"figure.dpi": _DOTS_PER_INCH}):
+            warnings.simplefilter("ignore")  # the viewer tries to show the figure, which a canvas of pixels cannot
+            self.env.render(state)
+        canvas: Any = plt.gcf().canvas
+        canvas.draw()
+        return np.array(canvas.buffer_rgba())[..., :3]
 
 
 def make(name: str, /, *, max_steps_in_episode: int | None = None, **kwargs: Any) -> Environment:

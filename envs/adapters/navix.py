@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import navix
+import numpy as np
 from navix.entities import EntityIds
 
-from rollax.envs import spaces
+from rollax.envs import drawing, spaces
 from rollax.envs.adapters.common import box
 from rollax.envs.base import Environment, PyTree, TimeStep, strongly_typed, timestep, with_types_of
 
@@ -45,6 +47,10 @@ class NavixEnv:
         after = with_types_of(self.env._step(state, action), state)
         truncated = after.t >= self.env.max_steps
         return after, timestep(after.observation, after.reward, after.is_termination(), truncated)
+
+    def render(self, state: PyTree, params: PyTree) -> drawing.Picture:
+        """Draws the whole grid with the suite's sprites."""
+        return np.asarray(navix.observations.rgb(jax.tree.map(jnp.asarray, state.state)))
 
 
 def make(name: str, /, **kwargs: Any) -> Environment:

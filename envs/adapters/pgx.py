@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pgx
 
-from rollax.envs import spaces
+from rollax.envs import drawing, spaces
 from rollax.envs.adapters.common import box, limited
 from rollax.envs.base import Environment, PyTree, TimeStep, strongly_typed, timestep, with_types_of
 from rollax.importing import import_object
@@ -67,6 +67,16 @@ class PgxEnv:
         terminated = ended & (not self._ends_by_time)
         seen = self._seen(moved, moved.rewards[0], terminated, ended & ~terminated)
         return moved.replace(rewards=jnp.zeros_like(moved.rewards)), seen
+
+    def render(self, state: PyTree, params: PyTree) -> drawing.Picture:
+        """Draws the board with the suite's SVG, and MinAtar as what is seen.
+
+        Raises:
+            InputError: The package that turns SVG into pixels is not installed, or the suite draws no such game.
+        """
+        if self.env.id.startswith("minatar-"):
+            return drawing.grid(state.observation)
+        return drawing.svg(jax.tree.map(jnp.asarray, state).to_svg())
 
     def _moved(self, key: jax.Array, state: PyTree, action: jax.Array) -> PyTree:
         """Takes one player's move; rewards add up."""

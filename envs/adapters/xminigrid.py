@@ -9,7 +9,7 @@ import numpy as np
 import xminigrid
 from xminigrid.core.constants import NUM_COLORS, NUM_TILES
 
-from rollax.envs import spaces
+from rollax.envs import drawing, spaces
 from rollax.envs.adapters.common import box
 from rollax.envs.base import Environment, PyTree, TimeStep, strongly_typed, timestep, with_types_of
 
@@ -49,6 +49,10 @@ class XMiniGridEnv:
         after = with_types_of(self.env.step(params, state, action), state)
         truncated = after.state.step_num >= params.max_steps
         return after, timestep(after.observation, after.reward, after.discount == 0, truncated)
+
+    def render(self, state: PyTree, params: PyTree) -> drawing.Picture:
+        """Draws the whole grid with the suite's tiles, and what the agent sees of it."""
+        return np.asarray(self.env.render(params.replace(render_mode="rgb_array"), state))
 
 
 def make(name: str, /, **kwargs: Any) -> Environment:
