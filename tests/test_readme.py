@@ -38,6 +38,7 @@ def test_readme_has_what_these_tests_run() -> None:
         "train",
         "eval",
         "plot",
+        "render",
         "bench",
         "check-env",
     }
