@@ -78,7 +78,7 @@ class Canvas:
 
     def circle(self, centre: ArrayLike, radius: float, colour: Colour) -> None:
         """Draws a filled circle."""
-        x, y = self._pixels([centre])[0]
+        x, y = self._pixels(np.asarray(centre)[None])[0]
         size = radius * self._scale
         self._draw.ellipse((x - size, y - size, x + size, y + size), fill=colour)
 
@@ -129,7 +129,7 @@ def svg(text: str) -> Picture:
     except ImportError as error:
         raise InputError("drawing an SVG needs the package resvg-py, which `rollax[pgx]` brings.") from error
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-    families = {f"{kind}_family": "DejaVu Sans" for kind in ("font", "serif", "sans_serif")}
+    families: dict[str, Any] = {f"{kind}_family": "DejaVu Sans" for kind in ("font", "serif", "sans_serif")}
     png = resvg_py.svg_to_bytes(svg_string=text, background="white", font_files=[str(fonts)], **families)
     return np.array(Image.open(io.BytesIO(png)).convert("RGB"))
 
@@ -157,8 +157,8 @@ def acrobot(state: Any, params: Any) -> Picture:
     reach = 1.1 * (first + second)
     canvas = Canvas((-reach, reach), (-reach, reach))
     canvas.line([(-reach, 1), (reach, 1)], _FAINT)
-    canvas.line([(0, 0), joint], _FIRST, 0.15)
-    canvas.line([joint, tip], _SECOND, 0.15)
+    canvas.line(np.stack([np.zeros(2), joint]), _FIRST, 0.15)
+    canvas.line(np.stack([joint, tip]), _SECOND, 0.15)
     return canvas.picture()
 
 
