@@ -50,7 +50,7 @@ class NavixEnv:
 
     def render(self, state: PyTree, params: PyTree) -> drawing.Picture:
         """Draws the whole grid with the suite's sprites."""
-        return np.asarray(navix.observations.rgb(jax.tree.map(jnp.asarray, state.state)))
+        return drawing.enlarged(np.asarray(navix.observations.rgb(jax.tree.map(jnp.asarray, state.state))))
 
 
 def make(name: str, /, **kwargs: Any) -> Environment:
