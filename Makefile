@@ -26,10 +26,10 @@ test: lint types
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m quick
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "learning and not suite"
 
-# The adapters with every environment suite installed, in an environment of its own: some 3 GB.
+# The adapters and their pictures with every environment suite installed, in an environment of its own: some 3 GB.
 suites: $(SUITES_VENV)/.installed-suites
 	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
-	$(SUITES_VENV)/bin/pytest -n $(WORKERS) --dist worksteal tests/envs/test_adapters.py
+	$(SUITES_VENV)/bin/pytest -n $(WORKERS) --dist worksteal tests/envs/test_adapters.py tests/envs/test_drawing.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
