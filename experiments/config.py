@@ -113,7 +113,7 @@ class ExperimentConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
     log: LogConfig = LogConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    sweep: SweepConfig | None = None
+    sweep: SweepConfig | None = None  # what `rollax sweep` tries; a plain run leaves it out
 
 
 def load(source: str | Path, overrides: Sequence[str] = (), agent: str | None = None) -> ExperimentConfig:

@@ -24,7 +24,7 @@ class Population:
     """How the members of one job are exchanged; lane m * S + s is seed s of member m."""
 
     seeds: int  # S, of each member
-    every: int  # evaluations from one exchange to the next
+    period: int  # evaluations from one exchange to the next
     quantile: float  # share of the members that is replaced, and that is copied
     factors: tuple[float, float]
     bounds: Mapping[str, Any]  # of each swept number, (low, high)
@@ -109,4 +109,4 @@ def log_rows(exchanged: Exchange, env_steps: int) -> list[dict[str, Any]]:
 
 def is_due(population: Population, evaluations: int) -> bool:
     """Returns whether an exchange follows the evaluation with this number, from 1."""
-    return evaluations % population.every == 0
+    return evaluations % population.period == 0

@@ -31,7 +31,7 @@ class Range:
 class HalvingConfig:
     """`[sweep.halving]`: the better members alone go on from rung to rung (successive halving)."""
 
-    rungs: int = 3  # R; rung r ends after keep^(R-1-r) of the budget
+    rungs: int = 3  # how many there are, R; rung r, from 0, ends after keep^(R-1-r) of the budget
     keep: float = 0.5  # share of the members that goes on to the next rung, rounded up
 
 
@@ -39,27 +39,27 @@ class HalvingConfig:
 class PopulationConfig:
     """`[sweep.population]`: the worst members go on as changed copies of the best (population-based training)."""
 
-    every: int = 1  # evaluations from one exchange to the next
+    period: int = 1  # how many evaluations there are from one exchange to the next
     quantile: float = 0.25  # share of the members that is replaced, and that is copied; at least one of each
-    factors: tuple[float, float] = (0.8, 1.25)  # a copied number is multiplied by one of these, and kept in its range
+    factors: tuple[float, float] = (0.8, 1.25)  # scale of copied numbers, one of these each; they stay in range
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig:
     """`[sweep]`: what `rollax sweep` tries. A plain run leaves it out."""
 
-    # Dotted names ("agent.learning_rate") to a list of values, or to a range of a number of the agent:
-    # { low = 1e-4, high = 1e-2, log = true }, with `points` in a grid.
+    # A list of values for each dotted name, such as "agent.learning_rate"; or for a number of the agent a range,
+    # { low = 1e-4, high = 1e-2, log = true }, in a grid with `points`, how many values it has.
     parameters: Mapping[str, Any]
     method: Literal["grid", "random"] = "grid"  # all combinations of values, or `samples` random ones
-    samples: int = 0  # members of method "random"
-    seed: int = 0  # of the draws of method "random", and of the changes in a population
-    seeds: int = 4  # tuning seeds of each member
-    test_seeds: int = 8  # fresh seeds that the best member is trained on again; 0: it is not
-    halving: HalvingConfig | None = None
-    population: PopulationConfig | None = None
-    max_lanes: int = 0  # member-seed pairs in one program at most; 0: as many as the memory holds
-    memory_gb: float = 0.0  # memory of all devices together, in 10^9 bytes; 0: what is free
+    samples: int = 0  # how many members method "random" draws
+    seed: int = 0  # the seed of the draws of method "random", and of the changes in a population
+    seeds: int = 4  # how many tuning seeds each member has
+    test_seeds: int = 8  # how many fresh seeds the best member is trained on again; 0: it is not
+    halving: HalvingConfig | None = None  # whether only the better members go on from rung to rung
+    population: PopulationConfig | None = None  # whether the worst members become changed copies of the best
+    max_lanes: int = 0  # how many pairs of member and seed one program has at most; 0: as many as the memory holds
+    memory_gb: float = 0.0  # how many 10^9 bytes of memory all devices have together; 0: what is free
 
 
 def check(sweep: SweepConfig) -> SweepConfig:
@@ -201,8 +201,8 @@ def _check_population(sweep: SweepConfig, population: PopulationConfig, members:
     where = "sweep.population"
     if sweep.halving is not None:
         raise InputError("sweep.population and sweep.halving both replace the worst members: leave one of them out.")
-    if population.every < 1:
-        raise InputError(f"{where}.every = {population.every} is too small: give 1 or more.")
+    if population.period < 1:
+        raise InputError(f"{where}.period = {population.period} is too small: give 1 or more.")
     if not 0 < population.quantile <= 0.5:
         raise InputError(f"{where}.quantile = {population.quantile} is out of range: give above 0 and at most 0.5.")
     if not 0 < min(population.factors) <= max(population.factors) <= 100:

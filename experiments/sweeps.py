@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from rollax.errors import InputError
-from rollax.experiments import checkpoint, files, members, reporting, run_folder, runner, sweep_results
+from rollax.experiments import checkpoint, files, members, processes, reporting, run_folder, runner, sweep_results
 from rollax.experiments import config as configs
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.interrupts import stop_requested
@@ -37,6 +37,9 @@ from rollax.experiments.trainer import Trainer, make_trainer, with_horizon
 
 _MEMORY_SHARE = 0.9
 """Of the memory that is free, what a sweep may take where the config sets none."""
+
+_Pair = tuple[int, int]
+"""The number of a member, and of one of its tuning seeds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +82,7 @@ class _Sweep:
     @property
     def settings(self) -> SweepConfig:
         """The `[sweep]` table."""
-        assert self.config.sweep is not None
-        return self.config.sweep
+        return _settings(self.config)
 
 
 def sweep(
@@ -110,6 +112,8 @@ def sweep(
     """
     if isinstance(config, str | Path):
         config = configs.load(config)
+    if processes.count() > 1:
+        raise InputError("a sweep is one process: start it without --distributed.")
     if config.sweep is None:
         raise InputError("[sweep] is missing: name what to sweep under [sweep.parameters].")
     if seeds is not None:
@@ -119,8 +123,10 @@ def sweep(
     run_folder.check(out, overwrite)
     groups = _limited(config, groups, progress)
     folder = run_folder.create(out, overwrite)
-    manifest = {"format": checkpoint.FORMAT, "versions": checkpoint.versions(), "seeds": config.sweep.seeds}
-    folder.write_manifest({**manifest, "limits": [group.limit for group in groups]})
+    limits = [group.limit for group in groups]
+    folder.write_manifest(
+        {"format": checkpoint.FORMAT, "versions": checkpoint.versions(), "seeds": 1, "limits": limits}
+    )
     folder.write_config(configs.to_toml(config))
     return _go_on(config, groups, folder, progress)
 
@@ -145,20 +151,26 @@ def resume_sweep(folder: str | Path, *, progress: bool = False) -> SweepResult:
         raise InputError(f"sweep {str(opened.path)!r} is finished: there is nothing to resume.")
     groups = _groups(config)
     limits = opened.read_manifest().get("limits")
-    if not (isinstance(limits, list) and len(limits) == len(groups) and all(isinstance(x, int) for x in limits)):
+    limits = limits if isinstance(limits, list) else []
+    if len(limits) != len(groups) or not all(isinstance(limit, int) and limit > 0 for limit in limits):
         raise InputError(f"{str(opened.manifest_path)!r} is not the manifest of this sweep: restore it.")
     groups = [dataclasses.replace(group, limit=limit) for group, limit in zip(groups, limits, strict=True)]
     return _go_on(config, groups, opened, progress)
 
 
+def _settings(config: ExperimentConfig) -> SweepConfig:
+    assert config.sweep is not None
+    return config.sweep
+
+
 def _groups(config: ExperimentConfig) -> list[_Group]:
     """Returns the groups of a checked config, after building the trainer of each."""
-    assert config.sweep is not None
+    settings = _settings(config)
     found = []
     for group in members.groups(members.members(config)):
         trainer = make_trainer(group[0].config)
-        found.append(_Group(group, trainer, _rung_ends(config.sweep, trainer)))
-    if config.sweep.population is not None:
+        found.append(_Group(group, trainer, _rung_ends(settings, trainer)))
+    if settings.population is not None:
         if len(found) > 1:
             raise InputError(
                 "sweep.population copies agents between members, and members of other structure cannot take them over: "
@@ -185,21 +197,21 @@ def _rung_ends(settings: SweepConfig, trainer: Trainer) -> list[int]:
 
 def _limited(config: ExperimentConfig, groups: list[_Group], progress: bool) -> list[_Group]:
     """Returns the groups with the number of lanes that one job of each may have, and says what memory they need."""
-    assert config.sweep is not None
-    available = int(config.sweep.memory_gb * 1e9) or int(_MEMORY_SHARE * available_memory())
+    settings = _settings(config)
+    available = int(settings.memory_gb * 1e9) or int(_MEMORY_SHARE * available_memory())
     limited = []
     for number, group in enumerate(groups):
-        lanes = len(group.members) * config.sweep.seeds
-        limit = min(config.sweep.max_lanes or lanes, lanes)
-        if not config.sweep.max_lanes:
+        lanes = len(group.members) * settings.seeds
+        limit = min(settings.max_lanes or lanes, lanes)
+        if not settings.max_lanes:
             limit, memory = largest_number_of_seeds(group.members[0].config, lanes, available)
             if progress:
                 print(
-                    f"program {number + 1} of {len(groups)}: {len(group.members)} members x {config.sweep.seeds} seeds "
+                    f"program {number + 1} of {len(groups)}: {len(group.members)} members x {settings.seeds} seeds "
                     f"need {memory.total / 1e9:,.3f} GB of {available / 1e9:,.3f}; {limit} lanes at once",
                     file=sys.stderr,
                 )
-        if config.sweep.population is not None and limit < lanes:
+        if settings.population is not None and limit < lanes:
             raise InputError(
                 f"sweep.population needs all its {lanes} lanes in one program, and {limit} are allowed: give fewer "
                 "members or seeds, or raise sweep.max_lanes or sweep.memory_gb."
@@ -233,46 +245,53 @@ def _go_on(config: ExperimentConfig, groups: list[_Group], folder: run_folder.Ru
 
 def _tune(work: _Sweep) -> list[Score]:
     """Trains all members, those that a rung leaves over in the next one, and returns their scores, best first."""
-    settings = work.settings
+    everyone = sorted((member for group in work.groups for member in group.members), key=lambda member: member.index)
+    alive = {member.index for member in everyone}
+    places: dict[_Pair, Source] = {}  # where each member's seeds were trained last
     scores: dict[int, Score] = {}
-    alive = {member.index for group in work.groups for member in group.members}
-    places: dict[tuple[int, int], Source] = {}  # where each member's seeds were trained last
     rungs = len(work.groups[0].ends)
     for rung in range(rungs):
-        after: dict[tuple[int, int], Source] = {}
-        results: dict[tuple[int, int], LaneResult] = {}
-        for number, group in enumerate(work.groups):
-            pairs = [(m.index, seed) for m in group.members if m.index in alive for seed in range(settings.seeds)]
-            for part, chosen in enumerate(_split(pairs, group.limit)):
-                name = f"{rung}-{number}-{part}"
-                sources = tuple(places[pair] for pair in chosen) if rung else ()
-                lanes = _lanes(settings, group, chosen, rung, sources)
-                found = _train(work, group, name, group.members[0].config, lanes)
-                after |= {pair: Source(name, lane) for lane, pair in enumerate(chosen)}
-                results |= dict(zip(chosen, found, strict=True))
-        for name in {place.job for place in places.values()}:
+        before = {place.job for place in places.values()}
+        results, places = _train_rung(work, rung, alive, places)
+        for name in before:
             run_folder.open(work.folder.parts_path / name).remove_checkpoint("state")
-        places = after
-        for group in work.groups:
-            for member in group.members:
-                if member.index in alive:
-                    lanes = [results[member.index, seed] for seed in range(settings.seeds)]
-                    scores[member.index] = sweep_results.score(member, lanes, rung)
-        if rung < rungs - 1 and settings.halving is not None:
+        for member in everyone:
+            if member.index in alive:
+                found = [results[member.index, seed] for seed in range(work.settings.seeds)]
+                scores[member.index] = sweep_results.score(member, found, rung)
+        if rung < rungs - 1 and work.settings.halving is not None:
             ranked = sorted((scores[index] for index in alive), key=lambda found: found.order)
-            keep = math.ceil(len(ranked) * settings.halving.keep)
-            alive = {found.member.index for found in ranked[:keep]}
+            alive = {found.member.index for found in ranked[: math.ceil(len(ranked) * work.settings.halving.keep)]}
     return sorted(scores.values(), key=lambda found: found.order)
 
 
-def _split(pairs: list[tuple[int, int]], limit: int) -> list[list[tuple[int, int]]]:
+def _train_rung(
+    work: _Sweep, rung: int, alive: set[int], places: dict[_Pair, Source]
+) -> tuple[dict[_Pair, LaneResult], dict[_Pair, Source]]:
+    """Trains the members that are left to the end of a rung; returns how and where each of their seeds ended."""
+    results: dict[_Pair, LaneResult] = {}
+    after: dict[_Pair, Source] = {}
+    for number, group in enumerate(work.groups):
+        left = [member.index for member in group.members if member.index in alive]
+        pairs = [(index, seed) for index in left for seed in range(work.settings.seeds)]
+        for part, chosen in enumerate(_split(pairs, group.limit)):
+            name = f"{rung}-{number}-{part}"
+            sources = tuple(places[pair] for pair in chosen) if rung else ()
+            lanes = _lanes(work.settings, group, chosen, rung, sources)
+            found = _train(work, group, name, group.members[0].config, lanes)
+            results |= dict(zip(chosen, found, strict=True))
+            after |= {pair: Source(name, lane) for lane, pair in enumerate(chosen)}
+    return results, after
+
+
+def _split(pairs: list[_Pair], limit: int) -> list[list[_Pair]]:
     """Returns members and seeds in jobs of nearly equal numbers of lanes, none above the limit."""
     jobs = -(-len(pairs) // limit)
     return [[pairs[index] for index in part] for part in np.array_split(np.arange(len(pairs)), jobs)] if pairs else []
 
 
 def _lanes(
-    settings: SweepConfig, group: _Group, pairs: Sequence[tuple[int, int]], rung: int, sources: tuple[Source, ...]
+    settings: SweepConfig, group: _Group, pairs: Sequence[_Pair], rung: int, sources: tuple[Source, ...]
 ) -> Lanes:
     by_index = {member.index: member for member in group.members}
     numbers = [group.numbers(by_index[index]) for index, _ in pairs]

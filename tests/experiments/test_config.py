@@ -255,7 +255,7 @@ def test_check_does_not_change_its_argument() -> None:
         ({"env": {"id": "CartPole-v1", "\udcff": 1}}, ["env.", "UTF-8"]),
         ({"env": {"id": "CartPole-v1", 3: 4}}, ["env.3"]),
         ({"trian": {"agent": "dqn"}, "agent": {"epsilon": 1}}, ["trian is unknown", "'train'"]),
-        ({"sweep": {}}, ["sweep is unknown"]),
+        ({"sweep": {}}, ["sweep.parameters is missing"]),
         ({"train": []}, ["train = []", "a table"]),
         ({"train": {"num_env": 1}}, ["train.num_env ", "'num_envs'"]),
         ({"train": {"agent": "pp0"}}, ["train.agent = 'pp0'", "ppo"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import jax
 import numpy as np
 import pytest
 from scipy import stats
+from tests.experiments import fuzz
 
 from rollax import InputError
 from rollax.experiments import config as configs
-from rollax.experiments import members, run_folder, sweeps
+from rollax.experiments import members, run_folder, sweep_config, sweeps
 from rollax.experiments.lanes import TUNING_STREAM, Lanes
 
 RATE = "agent.learning_rate"
@@ -148,7 +150,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ({RATE: [1]}, {"halving": {"keep": 1}}, r"sweep\.halving\.keep = 1\.0 is no share"),
     ({RATE: [1]}, {"halving": {"rungs": 9}}, r"has rungs shorter than the 20 chunks of a run can tell apart"),
     ({RATE: [1, 2]}, {"halving": {}, "population": {}}, r"both replace the worst members"),
-    ({RATE: [1, 2]}, {"population": {"every": 0}}, r"sweep\.population\.every = 0 is too small"),
+    ({RATE: [1, 2]}, {"population": {"period": 0}}, r"sweep\.population\.period = 0 is too small"),
     ({RATE: [1, 2]}, {"population": {"quantile": 0.6}}, r"sweep\.population\.quantile = 0\.6 is out of range"),
     ({RATE: [1, 2]}, {"population": {"factors": [0, 1]}}, r"sweep\.population\.factors = \[0\.0, 1\.0\] must be"),
     ({RATE: [1]}, {"population": {}}, r"has nothing to exchange between 1 member"),
@@ -166,6 +168,28 @@ def test_what_cannot_work_is_one_sentence(
         sweeps.sweep(config(parameters, **settings), out=tmp_path / "sweep")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_wrong_tables_of_any_kind_are_sentences() -> None:
+    names = [RATE, "agent", "agent.hidden_sizes", "train.num_envs", "env.id", "env.x.y", "replay.x", "train.agent"]
+    keys = [field.name for field in dataclasses.fields(sweep_config.SweepConfig)]
+    sentences: list[str] = []
+    for seed in range(300):
+        draw = random.Random(seed)
+        values = [1e-3, 1e-2, 4, "ppo", *draw.sample(fuzz.VALUES, 4)]
+        chosen = [draw.sample(values, draw.randint(1, 2)), {"low": 1e-3, "high": 1, "points": 2}, draw.choice(values)]
+        parameters = {name: draw.choices(chosen, (6, 2, 1))[0] for name in draw.sample(names, draw.randint(1, 2))}
+        settings = {draw.choice(keys): draw.choice(fuzz.VALUES)} if draw.random() < 0.3 else {}
+        try:
+            members.members(config(**{"parameters": parameters, **settings}))
+            sentences.append("")
+        except InputError as error:
+            sentences.append(str(error))
+        except Exception as error:
+            raise AssertionError(f"{parameters} {settings}") from error
+    assert 20 < sentences.count("") < 280
+    assert all(not text or text.endswith((".", "?")) for text in sentences)
+    assert not any("\n" in text for text in sentences)
 
 
 def test_a_config_without_a_sweep_has_nothing_to_try(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -18,8 +19,8 @@ import pytest
 from tests.contract.jobs import BEACON, ROLLOUT_AGENT
 
 from rollax import InputError, experiments
+from rollax.experiments import cli, run_folder, saving, sweeps
 from rollax.experiments import config as configs
-from rollax.experiments import run_folder, saving, sweeps
 from rollax.experiments.lanes import Lanes
 
 RATES = [0.03, 0.3, 0.1, 1.0]
@@ -75,6 +76,28 @@ def final_agent(folder: Path, lanes: int) -> Any:
     return experiments.restore(folder / "checkpoints" / "final", saving.agents_like(trainer, lanes))
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def interrupt(made: experiments.ExperimentConfig, folder: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begins a sweep and interrupts it while chunk number `after` of all its jobs is logged."""
+    append, count = run_folder.RunFolder.append_metrics, 0
+
+    def append_and_interrupt(self: run_folder.RunFolder, rows: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == after:
+            os.kill(os.getpid(), signal.SIGINT)
+        append(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder.RunFolder, "append_metrics", append_and_interrupt)
+        with pytest.raises(KeyboardInterrupt, match=r"stopped; go on with: rollax sweep --resume "):
+            experiments.sweep(made, out=folder)
+
+
 def test_a_sweep_leaves_its_files(whole: experiments.SweepResult) -> None:
     assert {path.name for path in whole.folder.iterdir()} == {
         *RESULTS,
@@ -84,8 +107,7 @@ def test_a_sweep_leaves_its_files(whole: experiments.SweepResult) -> None:
         "parts",
     }
     assert {path.name for path in (whole.folder / "parts").iterdir()} == {"0-0-0", "0-0-1", "1-0-0", "test-0"}
-    with (whole.folder / "sweep.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(whole.folder / "sweep.csv")
     assert [{name: json.loads(text) for name, text in row.items()} for row in rows] == whole.rows
     summary = json.loads((whole.folder / "summary.json").read_text())
     assert (summary["members"], summary["programs"], summary["tuning_seeds"], summary["jobs"]) == (4, 1, 2, 4)
@@ -152,7 +174,6 @@ def test_numbers_are_one_program_and_structure_is_another(tmp_path: Path) -> Non
     made = config(
         parameters={"agent.learning_rate": [0.1, 0.3], "agent.discount": [0.5, 0.9], "env.hidden": [False, True]},
         halving="none",
-        max_lanes=0,
         test_seeds=0,
     )
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -172,19 +193,7 @@ def test_numbers_are_one_program_and_structure_is_another(tmp_path: Path) -> Non
 def test_an_interrupted_sweep_goes_on_to_the_bits_of_an_uninterrupted_one(
     after: int, whole: experiments.SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append, count = run_folder.RunFolder.append_metrics, 0
-
-    def append_and_interrupt(self: run_folder.RunFolder, rows: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == after:
-            os.kill(os.getpid(), signal.SIGINT)
-        append(self, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_folder.RunFolder, "append_metrics", append_and_interrupt)
-        with pytest.raises(KeyboardInterrupt, match=r"stopped; go on with: rollax sweep --resume "):
-            experiments.sweep(config(), out=tmp_path / "sweep")
+    interrupt(config(), tmp_path / "sweep", after, monkeypatch)
     result = experiments.resume_sweep(tmp_path / "sweep")
     assert result.rows == whole.rows
     for name in RESULTS:
@@ -194,3 +203,97 @@ def test_an_interrupted_sweep_goes_on_to_the_bits_of_an_uninterrupted_one(
         assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.all(a == b)), mine, other)))
     with pytest.raises(InputError, match=r"is finished: there is nothing to resume"):
         experiments.resume_sweep(tmp_path / "sweep")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_population_moves_to_its_better_numbers_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = config(
+        parameters={"agent.learning_rate": [0.001, 0.5]},
+        population={"period": 2, "factors": [0.9, 1.1]},
+        halving="none",
+        test_seeds=0,
+    )
+    whole = experiments.sweep(made, out=tmp_path / "whole")
+    part = run_folder.open(tmp_path / "whole" / "parts" / "0-0-0")
+    log = read_csv(part.population_path)
+    assert [int(row["env_steps"]) for row in log] == [64] * 4 + [128] * 4 + [192] * 4
+    assert {row["source"] for row in log} != {"0", "1", "2", "3"}
+    final = final_agent(part.path, 4)
+    np.testing.assert_array_equal(
+        final.hyperparameters["learning_rate"], [np.float32(row["learning_rate"]) for row in log[-4:]]
+    )
+    for row in whole.rows:
+        rate = final.hyperparameters["learning_rate"][2 * row["member"]]
+        assert np.float32(row["agent.learning_rate"]) == rate
+        assert 0.001 <= row["agent.learning_rate"] <= 0.5
+    assert whole.best is not None
+    assert whole.best.agent.learning_rate == whole.rows[0]["agent.learning_rate"]
+
+    interrupt(made, tmp_path / "sweep", 5, monkeypatch)
+    experiments.resume_sweep(tmp_path / "sweep")
+    for name in ("sweep.csv", "best.toml", "parts/0-0-0/population.csv", "parts/0-0-0/evaluations.csv"):
+        assert (tmp_path / "sweep" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_folder_that_is_no_sweep_and_a_sweep_that_is_no_run(
+    whole: experiments.SweepResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match=r"test-0' is no sweep: go on with a run by rollax train --resume"):
+        experiments.resume_sweep(whole.folder / "parts" / "test-0")
+    copy = tmp_path / "copy"
+    shutil.copytree(whole.folder, copy)
+    (copy / "summary.json").unlink()
+    with pytest.raises(InputError, match=r"copy' is a sweep: go on with rollax sweep --resume"):
+        experiments.resume(copy)
+    (copy / "manifest.json").write_text('{"seeds": 2}')
+    assert cli.main(["sweep", "--resume", str(copy), "--quiet"]) == 2
+    assert "is not the manifest of this sweep: restore it" in capsys.readouterr().err
+
+
+def test_the_command_line(
+    whole: experiments.SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    calls: list[Any] = []
+
+    def stand_in(made: experiments.ExperimentConfig, seeds: int | None, **keywords: Any) -> experiments.SweepResult:
+        calls.append((made.sweep.parameters if made.sweep else None, seeds, keywords))
+        return whole
+
+    monkeypatch.setattr(sweeps, "sweep", stand_in)
+    path = tmp_path / "small.toml"
+    path.write_text(configs.to_toml(config()))
+    words = ["sweep", str(path), "--seeds", "5", "--out", "here", "--overwrite", "--quiet"]
+    assert cli.main([*words, "--set", "sweep.parameters.agent.discount=[0.5, 0.9]"]) == 0
+    parameters = {"agent.learning_rate": RATES, "agent.discount": [0.5, 0.9]}
+    assert calls == [(parameters, 5, {"out": Path("here"), "overwrite": True, "progress": False})]
+    out = capsys.readouterr().out
+    assert "the best on fresh seeds: greedy return IQM" in out
+    assert "sweep.csv" in out
+    assert "best.toml" in out
+    assert cli.main(["sweep"]) == 2
+    assert cli.main(["sweep", str(path), "--resume", "here"]) == 2
+    error = capsys.readouterr().err
+    assert "rollax sweep needs a CONFIG" in error
+    assert "so CONFIG can't be given with it" in error
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_memory_decides_how_many_lanes_there_are_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = experiments.Memory(shared=0, state=8000, best=8000, temporary=0)  # 4000 bytes for each of 8 lanes
+    monkeypatch.setattr("rollax.experiments.memory.estimate_memory", lambda config, seeds: memory)
+    made = config(max_lanes=0, memory_gb=2e-5, halving="none", test_seeds=0)
+    trained: list[Any] = []
+
+    def train(config: Any, lanes: Lanes, path: Path, **_: Any) -> None:
+        trained.append((path.name, lanes.seeds, lanes.hyperparameters["learning_rate"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeps.runner, "run_lanes", train)
+    with pytest.raises(KeyboardInterrupt):
+        experiments.sweep(made, out=tmp_path / "sweep", progress=True)
+    assert trained == [("0-0-0", (0, 1, 0, 1), [0.03, 0.03, 0.3, 0.3])]
+    line = capsys.readouterr().err
+    assert "program 1 of 1: 4 members x 2 seeds need 0.000 GB of 0.000; 4 lanes at once" in line
