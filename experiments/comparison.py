@@ -26,6 +26,8 @@ _Results = Mapping[str, Mapping[str, Results]]  # by task and algorithm
 _Interval = Callable[..., tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 _PROFILE_POINTS = 101
+_ROUNDING = 1.05
+"""Budgets are rounded up to whole iterations: those that differ by less are the same."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,7 +309,7 @@ def _caveats(results: _Results) -> list[str]:
                     f"{name} has the score of one seed on {task}: intervals do not show how much seeds differ there."
                 )
         budgets = {name: int(result.env_steps[-1]) for name, result in by_name.items()}
-        if len(set(budgets.values())) > 1:
+        if max(budgets.values()) > _ROUNDING * min(budgets.values()):
             steps = ", ".join(f"{name} {budget:,}" for name, budget in budgets.items())
             sentences.append(f"Budgets on {task} differ, and scores are those of the end: {steps} steps.")
     return sentences

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from rollax.experiments import files, plots
 from rollax.experiments.comparison import Comparison, Curve, Estimate
@@ -139,6 +139,7 @@ def _draw_aggregates(comparison: Comparison) -> Figure:
         plots.style(axes, AGGREGATES[aggregate], _scale(comparison), "")
         estimates = [comparison.aggregates[name][aggregate] for name in comparison.algorithms]
         _bars(axes, comparison.algorithms, estimates, plots.COLOURS)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
     return figure
 
 
