@@ -147,7 +147,7 @@ class WandbLogger:
 
     def close(self) -> None:
         self._flush()
-        self._run.finish(quiet=True)
+        self._run.finish()
 
     def _log(self, table: str, rows: Sequence[Row]) -> None:
         """Collects what one point has, as a step can be logged once."""
