@@ -79,7 +79,7 @@ def fields_of(cls: type[Any], table: str) -> list[Field]:
                     key=f"{table}.*" if rest else tables.dotted(table, field.name),
                     kind="any value" if rest else tables.expected(hints[field.name]),
                     default=_default(field),
-                    text=texts.get(field.name, ""),
+                    text=texts.get(field.name) or " ".join(map(_summary, _dataclasses_in(hints[field.name]))),
                 )
             )
     return found
@@ -131,10 +131,15 @@ def tables_of(cls: type[Any], name: str = "") -> dict[str, type[Any]]:
     """
     found = {name: cls}
     for field, hint in typing.get_type_hints(cls).items():
-        for option in (hint, *typing.get_args(hint)):
-            if isinstance(option, type) and dataclasses.is_dataclass(option):
-                found |= tables_of(option, tables.dotted(name, field))
+        for inner in _dataclasses_in(hint):
+            found |= tables_of(inner, tables.dotted(name, field))
     return found
+
+
+def _dataclasses_in(hint: Any) -> list[type[Any]]:
+    """Returns the dataclasses that a type hint names: the hint, or the options of a union."""
+    options = (hint, *typing.get_args(hint))
+    return [option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)]
 
 
 def _own_texts() -> dict[str, str]:
@@ -186,7 +191,7 @@ def _overview() -> str:
 def _summary(cls: type[Any]) -> str:
     """Returns the first paragraph of a dataclass's docstring, without the name of the table before it."""
     text = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-    text = re.sub(r"^`\[\w+\]`: ", "", text)
+    text = re.sub(r"^`\[[\w.]+\]`: ", "", text)
     return text[:1].upper() + text[1:]
 
 

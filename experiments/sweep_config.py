@@ -52,14 +52,14 @@ class SweepConfig:
     # { low = 1e-4, high = 1e-2, log = true }, in a grid with `points`, how many values it has.
     parameters: Mapping[str, Any]
     method: Literal["grid", "random"] = "grid"  # all combinations of values, or `samples` random ones
-    samples: int = 0  # how many members method "random" draws
+    samples: int = 0  # members of method "random"
     seed: int = 0  # the seed of the draws of method "random", and of the changes in a population
-    seeds: int = 4  # how many tuning seeds each member has
+    seeds: int = 4  # how many tuning seeds each member is trained on
     test_seeds: int = 8  # how many fresh seeds the best member is trained on again; 0: it is not
-    halving: HalvingConfig | None = None  # whether only the better members go on from rung to rung
-    population: PopulationConfig | None = None  # whether the worst members become changed copies of the best
-    max_lanes: int = 0  # how many pairs of member and seed one program has at most; 0: as many as the memory holds
-    memory_gb: float = 0.0  # how many 10^9 bytes of memory all devices have together; 0: what is free
+    halving: HalvingConfig | None = None
+    population: PopulationConfig | None = None
+    max_lanes: int = 0  # member-seed pairs in one program at most; 0: as many as the memory holds
+    memory_gb: float = 0.0  # memory of all devices together, in 10^9 bytes; 0: what is free
 
 
 def check(sweep: SweepConfig) -> SweepConfig:

@@ -22,7 +22,8 @@ OWN = {name: cls for name, cls in config_help.tables_of(ExperimentConfig).items(
 UNITS = re.compile(
     r"""\b(steps?|updates|calls|iterations?|episodes|rows|samples|passes|minibatches|rewards|actions|returns?|nats
     |units\ of|shares?|weights?|power|gamma|lambda|alpha|beta|beta_1|epsilon|step\ size|norm|logarithm|scale|ratio
-    |log-probability|widths?|layers|heads|quantiles|atoms|critics|numbers|seed|how\ many|from\ 0\ to\ 1|rho_bar)\b""",
+    |log-probability|widths?|layers|heads|quantiles|atoms|critics|numbers|seed|how\ many|members
+    |evaluations|rungs?|bytes|pairs|multiplied|from\ 0\ to\ 1|rho_bar)\b""",
     re.IGNORECASE | re.VERBOSE,
 )
 
@@ -119,7 +120,7 @@ def test_a_table_tells_all_of_its_fields_and_the_list_all_tables() -> None:
 def test_a_name_without_its_table_finds_all_fields_of_that_name() -> None:
     told = config_help.answer("every")
     assert [line for line in told.splitlines() if line.startswith(("log.every", "evaluation.every"))]
-    assert told.count("(a whole number)") == 3
+    assert told.count(".every = ") == len([name for name in OWN if "every" in config_help.texts_of(OWN[name])]) >= 3
     assert "discount" in config_help.answer("discount", "dqn")
 
 
