@@ -57,11 +57,12 @@ def check_arguments(
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and abs(value) < 2**31
+    return isinstance(value, Integral) and not isinstance(value, bool) and -(2**31) < int(value) < 2**31
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= _FLOAT_LIMIT
+    finite = isinstance(value, Real) and value <= _FLOAT_LIMIT and value >= -_FLOAT_LIMIT
+    return finite and not isinstance(value, bool)
 
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:

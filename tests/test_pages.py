@@ -13,7 +13,9 @@ from rollax.__main__ import main
 from rollax.experiments import config as configs
 from tests.pages import ROOT, blocks
 
-PAGES = ("custom-loop", "own-network", "many-seeds", "scaling", "resume", "export", "logs")
+QUICK = ("custom-loop", "logs")
+LONG = ("own-network", "many-seeds", "scaling", "resume", "export")  # several programs each
+PAGES = (*QUICK, *LONG)
 
 
 def python_of(page: str, folder: Path) -> list[str]:
@@ -25,7 +27,7 @@ def python_of(page: str, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*QUICK, *(pytest.param(page, marks=pytest.mark.learning) for page in LONG)])
 def test_code_of_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     programs = python_of(page, tmp_path)

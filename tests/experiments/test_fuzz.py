@@ -18,7 +18,7 @@ from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.evaluation import make_evaluate
 from rollax.experiments.trainer import Trainer, make_trainer
 
-COUNT = int(os.environ.get("ROLLAX_FUZZ", "150"))
+COUNT = int(os.environ.get("ROLLAX_FUZZ", "60"))
 BASES = (
     "ppo_cartpole",
     "dqn_cartpole",
