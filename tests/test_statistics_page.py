@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollax.experiments import cli, references
+from rollax.experiments import cli, commands, references
 from rollax.experiments import config as configs
 from tests.pages import blocks, run
 from tests.runs import make_run
@@ -21,13 +21,13 @@ def test_the_page_from_runs_to_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    commands = [shlex.split(line)[1:] for line in blocks(PAGE, "bash")[0].splitlines()]
-    *trained, compare = [cli._parser().parse_args(command) for command in commands]
+    lines = [shlex.split(line)[1:] for line in blocks(PAGE, "bash")[0].splitlines()]
+    *trained, compare = [cli._parser().parse_args(command) for command in lines]
     for arguments in trained:
         env = configs.load(arguments.config, arguments.set).env.id
         make_run(arguments.out, [[0.0, 1.0], [0.0, 2.0]], env)
     assert compare.runs == ["runs/*"]
-    words = [word for word in commands[-1] if word != "runs/*"]
+    words = [word for word in lines[-1] if word != "runs/*"]
     assert cli.main([*words, *map(str, Path("runs").iterdir())]) == 0
     assert {path.name for path in Path("report").iterdir()} >= {"report.html", "numbers.json", "profiles.png"}
     capsys.readouterr()
@@ -39,7 +39,7 @@ def test_the_page_from_runs_to_a_report(
 def test_the_other_commands_of_the_page_can_be_read() -> None:
     for block in blocks(PAGE, "bash")[1:]:
         arguments = cli._parser().parse_args(shlex.split(block)[1:])
-        assert arguments.command in (cli._eval, cli._table)
+        assert arguments.command in (commands.evaluate, commands.table)
         for source in getattr(arguments, "configs", ()):
             assert source in configs.shipped()
 
