@@ -61,8 +61,8 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    finite = isinstance(value, Real) and value <= _FLOAT_LIMIT and value >= -_FLOAT_LIMIT
-    return finite and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return number and bool(-_FLOAT_LIMIT <= value <= _FLOAT_LIMIT)
 
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:

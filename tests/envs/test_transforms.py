@@ -145,7 +145,7 @@ def test_by_name_from_a_config() -> None:
         (["frame_stak"], "did you mean 'frame_stack'"),
         ("one_hot", "must be a list"),
         ([{"name": "frame_stack"}], "frame_stack does not take"),
-        ([{"name": "frame_stack", "size": 0}], r"frame_stack\.size = 0 must be at least 1"),
+        ([{"name": "frame_stack", "size": 0}], r"frame_stack\.size = 0 must be between 1 and 1000"),
         ([{"name": "select", "indices": [9]}], r"select\.indices = \[9\]"),
         (["one_hot"], "one_hot has no use"),
         (["rescale_action"], "needs a Box with finite bounds"),

@@ -183,7 +183,7 @@ def test_all_of_them_train_from_a_config() -> None:
         ({"name": "tasks", "length": [1.0], "limit": [1, 2]}, r"must have as many values for each field"),
         ({"name": "tasks", "width": [1.0]}, r"tasks\.width is no field"),
         ({"name": "tasks", "length": 1.0}, r"tasks\.length = 1\.0 must be a list"),
-        ({"name": "cached_reset", "count": 0}, r"cached_reset\.count = 0 must be at least 1"),
+        ({"name": "cached_reset", "count": 0}, r"cached_reset\.count = 0 must be between 1 and 100000"),
     ],
 )
 def test_bad_arguments_are_a_sentence(transform: dict[str, Any], sentence: str) -> None:
