@@ -19,7 +19,7 @@ from tests.contract.jobs import COUNTER, ROLLOUT_AGENT, make_config
 
 from rollax import experiments
 from rollax.errors import InputError
-from rollax.experiments import loggers, reporting, run_folder, runner
+from rollax.experiments import bench_logging, loggers, reporting, run_folder, runner
 from rollax.experiments.config import LogConfig
 from rollax.experiments.trainer import TrainState
 
@@ -296,3 +296,22 @@ def test_a_column_that_does_not_fit_is_a_sentence(columns: dict[str, Any], sente
 )
 def test_progress_shows_the_iqm_and_the_spread_over_seeds(means: list[float], text: str) -> None:
     assert reporting.progress([{"return_mean": mean} for mean in means]) == text
+
+
+def test_the_benchmark_gives_the_share_that_logs_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"None": [100.0, 90.0, 200.0], "csv": [98.0, 99.0, 97.0], "csv, tensorboard": [50.0, 49.0, 51.0]}
+
+    def run(config: experiments.ExperimentConfig, seeds: int, out: Path | None) -> Any:
+        kind = "None" if out is None else out.name.rpartition(" ")[0]
+        assert config.log.tensorboard == (kind == "csv, tensorboard")
+        return SimpleNamespace(summary={"steps_per_second": rates[kind].pop(0)})
+
+    pytest.importorskip("tensorboardX")
+    monkeypatch.setattr(runner, "run", run)
+    rows = bench_logging.run_logging(seeds=(2,), repeats=3)
+    assert [(row["logs"], row["steps_per_second"]) for row in rows] == [
+        ("none", 100.0),
+        ("csv", 98.0),
+        ("csv, tensorboard", 50.0),
+    ]
+    np.testing.assert_allclose([row["cost"] for row in rows], [0.0, 0.02, 0.5])
