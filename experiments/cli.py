@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--debug", action="store_true", help="one seed without compiling, shapes, and where the first NaN arises; slow"
     )
+    train.add_argument("--profile", type=Path, metavar="DIR", help="write a trace of a few chunks by JAX's profiler")
     train.add_argument(
         "--distributed",
         nargs="?",

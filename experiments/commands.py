@@ -62,6 +62,7 @@ def _start(arguments: argparse.Namespace) -> Any:
         progress=not arguments.quiet,
         init_from=arguments.init_from,
         debug=arguments.debug,
+        profile=arguments.profile,
     )
 
 
@@ -76,6 +77,7 @@ def _resume(arguments: argparse.Namespace) -> Any:
         "--agent": arguments.agent,
         "--init-from": arguments.init_from,
         "--debug": arguments.debug,
+        "--profile": arguments.profile,
     }
     _only_resume(settings)
     from rollax.experiments import run_folder

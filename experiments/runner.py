@@ -16,7 +16,17 @@ import numpy as np
 from tqdm import tqdm
 
 from rollax.errors import InputError
-from rollax.experiments import checkpoint, loggers, population, processes, provenance, reporting, run_folder, saving
+from rollax.experiments import (
+    checkpoint,
+    loggers,
+    population,
+    processes,
+    profiling,
+    provenance,
+    reporting,
+    run_folder,
+    saving,
+)
 from rollax.experiments import config as configs
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.evaluation import Evaluation, make_evaluate
@@ -52,6 +62,7 @@ class _Job:
     init_from: Path | None = None
     folder: run_folder.RunFolder | None = None
     hooks: Hooks | None = None
+    profile: Path | None = None
 
     @property
     def seeds(self) -> int:
@@ -99,6 +110,7 @@ def run(
     init_from: str | Path | None = None,
     debug: bool = False,
     hooks: Hooks | None = None,
+    profile: str | Path | None = None,
 ) -> Result:
     """Trains `seeds` seeds in one job on all devices of this process.
 
@@ -118,6 +130,7 @@ def run(
         debug: Whether to run one seed without compiling anything, print the shapes of its state, and stop where the
             first NaN arises in the agent or the environment. Slow.
         hooks: What to call at each evaluation.
+        profile: A folder for a trace of a few chunks by JAX's profiler.
 
     Raises:
         InputError: The config cannot work or the folder cannot be written; nothing has been compiled yet. With
@@ -143,9 +156,12 @@ def run(
         if other is not None and other.resolve() == Path(out).resolve():
             raise InputError(f"--out {str(out)!r} is the run that --init-from starts from: choose another folder.")
         processes.on_first(lambda: run_folder.check(out, overwrite))
+    traced = None if profile is None else Path(profile).absolute()
+    if traced is not None:
+        profiling.check(traced)
     lanes = Lanes(tuple(range(seeds)))
     with stop_requested(out is not None) as stop:
-        job = _Job(trainer, lanes, stop, progress, debug, other, hooks=hooks)
+        job = _Job(trainer, lanes, stop, progress, debug, other, hooks=hooks, profile=traced)
         ready = prepare(trainer, lanes, evaluate, debug)
         position = _Position(ready.start if agent is None else saving.initialised(ready.start, agent))
         if out is None:
@@ -291,6 +307,7 @@ def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
         outputs = [] if folder is None else loggers.open_all(folder, trainer.config.log, trainer.config.name)
         for output in outputs:
             stack.callback(output.close)
+        profile = stack.enter_context(profiling.Profile(job.profile, start.chunks + 1, job.last_chunk))
         keeper = stack.enter_context(saving.Keeper(trainer, seeds, job.folder, job.last_chunk))
 
         def log() -> bool:
@@ -314,7 +331,9 @@ def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
             return ends
 
         for index in range(start.chunks + 1, job.last_chunk + 1):
+            profile.before(index)
             state, metrics = programs.chunk(state)
+            profile.after(index, state)
             evaluated = None
             if index % chunks_per_evaluation == 0 or index == job.last_chunk:
                 number = np.int32(index)

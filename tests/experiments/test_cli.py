@@ -17,7 +17,17 @@ from rollax import envs
 from rollax.agents.registry import AGENTS
 from rollax.envs.catalogue import ENVIRONMENTS
 from rollax.errors import InputError
-from rollax.experiments import bench, bench_compile, bench_replay, cli, env_checks, plots, run_evaluation, runner
+from rollax.experiments import (
+    bench,
+    bench_compile,
+    bench_replay,
+    cli,
+    commands,
+    env_checks,
+    plots,
+    run_evaluation,
+    runner,
+)
 from rollax.experiments.config import ExperimentConfig, shipped
 
 SCORES: dict[str, Any] = {"iqm": 495.25, "interval": [480.0, 500.0], "unfinished": 0}
@@ -68,6 +78,7 @@ def test_train(runs: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -
         "progress": False,
         "init_from": None,
         "debug": False,
+        "profile": None,
     }
     assert (config.train.seed, config.train.num_envs, config.agent.discount) == (3, 8, 0.5)
     assert config.env.kwargs == {"x": 1}
@@ -404,14 +415,14 @@ def test_check_env_of_all_ids_goes_on_where_it_ended(
         return subprocess.CompletedProcess(command, status, out, err)
 
     monkeypatch.setattr(env_checks.subprocess, "run", run)
-    monkeypatch.setattr(cli, "_environments", lambda: ["right", "wrong"])
+    monkeypatch.setattr(commands, "_environments", lambda: ["right", "wrong"])
     out = tmp_path / "findings.jsonl"
     command = ["check-env", "--all", "--out", str(out)]
     assert cli.main(command) == 1
     assert cli.main([*command, "--allow", "jit", "nan"]) == 0
     with out.open("a") as file:
         file.write('{"env": "missing", "find')  # a process that was killed as it wrote
-    monkeypatch.setattr(cli, "_environments", lambda: ["right", "wrong", "missing", "slow", "killed"])
+    monkeypatch.setattr(commands, "_environments", lambda: ["right", "wrong", "missing", "slow", "killed"])
     assert cli.main([*command, "--allow", "jit", "nan"]) == 1
     assert checked == ["right", "wrong", "missing", "slow", "killed"]
     lines = capsys.readouterr().out.splitlines()
