@@ -134,6 +134,16 @@ def _evaluation_env(tables: Tables, draw: random.Random) -> None:
         )
 
 
+def _sweep(tables: Tables, draw: random.Random) -> None:
+    """Sweeps something, over anything."""
+    values = ([1e-4, 1e-3], {"low": 0.1, "high": 0.5, "points": 3}, *VALUES)
+    parameters = {draw.choice(SWEPT): draw.choice(values) for _ in range(draw.choice((1, 2)))}
+    fields = {key: draw.choice((1, 2, "random", {}, {"keep": 0.5}, *VALUES)) for key in draw.sample(SWEEP_FIELDS, 2)}
+    tables["sweep"] = copy.deepcopy({"parameters": parameters, **fields})
+
+
+SWEPT = ("agent.learning_rate", "agent.discount", "train.num_envs", "env.gravity", "agent.x", "x", "", "agent")
+SWEEP_FIELDS = ("method", "samples", "seed", "seeds", "test_seeds", "halving", "population", "max_lanes", "memory_gb")
 ARGUMENTS_OF = {
     "select": ("indices",),
     "frame_stack": ("size",),
@@ -174,5 +184,6 @@ MUTATIONS: tuple[Callable[[Tables, random.Random], None], ...] = (
     _transforms,
     _env_argument,
     _evaluation_env,
+    _sweep,
 )
-WEIGHTS = (6, 6, 6, 1, 1, 2, 2, 2, 1, 1)
+WEIGHTS = (6, 6, 6, 1, 1, 2, 2, 2, 1, 1, 1)
