@@ -153,12 +153,14 @@ def test_a_lane_is_the_run_with_its_hyperparameters_through_all_rungs(whole: exp
         assert agent.env_steps[lane] == state.agent.env_steps == 256
 
 
-def test_the_best_config_trains_to_its_test(whole: experiments.SweepResult) -> None:
+def test_the_best_config_trains_to_its_test(whole: experiments.SweepResult, tmp_path: Path) -> None:
     best = configs.load(whole.folder / "best.toml")
     assert best == whole.best
     assert best.sweep is None
     assert best.agent.learning_rate == RATES[whole.rows[0]["member"]]
-    result = experiments.run(best, seeds=3)
+    # A plain run leaves [sweep] out.
+    result = experiments.run(dataclasses.replace(best, sweep=config().sweep), seeds=3, out=tmp_path / "run")
+    assert configs.load(tmp_path / "run" / "config.toml") == best
     test = run_folder.open(whole.folder / "parts" / "test-0")
     assert result.evaluations == test.evaluation_records()
     assert whole.summary["test"]["iqm"] == result.summary["iqm"]
