@@ -15,6 +15,7 @@ from typing import Any
 
 from rollax.errors import InputError, nearest
 from rollax.experiments import config as configs
+from rollax.experiments import files
 from rollax.experiments.startup import start_jax
 from rollax.importing import import_object, is_import_path
 
@@ -168,9 +169,12 @@ def plot(arguments: argparse.Namespace) -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
     """Compares the algorithms of finished runs, and writes a report."""
-    from rollax.experiments import comparison, files, report
+    from rollax.experiments import comparison, report
 
     out = arguments.out or _new_folder("compare")
+    files.require_folder(out, "--out")
+    if arguments.json is not None:
+        files.require_file(arguments.json, "--json")
     options = {name: getattr(arguments, name) for name in ("normalise", "threshold", "resamples")}
     compared = comparison.compare(arguments.runs, out=out, **options)
     if arguments.json is not None:
@@ -236,7 +240,7 @@ def config(arguments: argparse.Namespace) -> None:
 def bench(arguments: argparse.Namespace) -> None:
     """Measures speed on this machine."""
     if arguments.json is not None:
-        _check_writable(arguments.json)
+        files.require_file(arguments.json, "--json")
     seeds = (1, 8) if arguments.seeds is None else (arguments.seeds,)
     start_jax(max(seeds))
     from rollax.experiments import bench, bench_compile, bench_logging, bench_replay
@@ -290,15 +294,6 @@ def _check_all_envs(arguments: argparse.Namespace) -> int:
         print(f"{result.env}: {result.error or ', '.join(left) or 'no findings'}", flush=True)
         status = max(status, int(bool(left or result.error)))
     return status
-
-
-def _check_writable(path: Path) -> None:
-    """Opens a file for writing, so that it shows before minutes of measuring that it cannot be written."""
-    try:
-        with path.open("a"):
-            pass
-    except (OSError, ValueError) as error:
-        raise InputError(f"--json = {str(path)!r} cannot be written ({error}): name another file.") from error
 
 
 def _agents() -> list[str]:

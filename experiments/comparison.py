@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollax.errors import InputError
-from rollax.experiments import statistics
-from rollax.experiments.references import Reference, read_references
+from rollax.experiments import files, statistics
+from rollax.experiments.references import REFERENCES, Reference, read_references
 from rollax.experiments.results import Results, collect
 
 _Results = Mapping[str, Mapping[str, Results]]  # by task and algorithm
@@ -113,10 +113,17 @@ def compare(
     """
     if threshold is not None and not math.isfinite(threshold):
         raise InputError(f"threshold = {threshold} is no score: give a finite number.")
+    if out is not None:
+        files.require_folder(Path(out), "--out")
     references = read_references(None if normalise is None else Path(normalise))
     results = collect(runs)
     algorithms = tuple(dict.fromkeys(name for by_name in results.values() for name in by_name))
     scales, notes = _scales(results, algorithms, references)
+    notes += [
+        f"{task!r}, whose reference scores were given, is no task of these runs: {', '.join(results)}."
+        for task in references
+        if task not in REFERENCES and task not in results
+    ]
     normalised = None not in scales.values()
     if threshold is None and normalised:
         threshold = 1.0

@@ -11,6 +11,37 @@ from pathlib import Path
 
 import numpy as np
 
+from rollax.errors import InputError
+
+
+def require_file(path: Path, field: str) -> None:
+    """Checks that a file can be written, before there is anything to write. It makes an empty one if there is none.
+
+    Args:
+        path: The file.
+        field: Who named it, for the sentence.
+
+    Raises:
+        InputError: It cannot.
+    """
+    try:
+        with path.open("a"):
+            pass
+    except (OSError, ValueError) as error:
+        raise InputError(f"{field} = {str(path)!r} cannot be written ({_reason(error)}): name another file.") from error
+
+
+def require_folder(path: Path, field: str) -> None:
+    """Makes a folder, with its parents, unless it is there. Raises InputError, as `require_file`, if that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{field} = {str(path)!r} is no folder ({_reason(error)}): name another one.") from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return str(getattr(error, "strerror", None) or error)
+
 
 def replace_file(path: Path, content: bytes) -> None:
     """Puts `content` in place of a file at once: a reader, or a killed process, sees the old file or the new one.

@@ -48,16 +48,37 @@ class Hooks:
     on_evaluation: Callable[[Point], Mapping[str, ArrayLike] | None] | None = None
     stop: Callable[[Point], bool] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("on_evaluation", "stop"):
+            hook = getattr(self, name)
+            if hook is not None and not callable(hook):
+                raise InputError(f"Hooks.{name} = {hook!r} cannot be called: give a function of a Point.")
+
     def call(self, point: Point) -> bool:
         """Adds the columns to the rows of a point, and returns whether the run ends there.
 
         Raises:
-            InputError: A column is there already, or is not a number for each seed.
+            InputError: The columns are no mapping, others than at the evaluation before, there already, or not a number
+                for each seed; or `stop` returns no truth value.
         """
         columns = self.on_evaluation(point) if self.on_evaluation is not None else None
-        for name, values in (columns or {}).items():
+        columns = {} if columns is None else columns
+        if not isinstance(columns, Mapping):
+            raise InputError(f"on_evaluation returns {columns!r}, no mapping of names to numbers: return one, or None.")
+        for name, values in columns.items():
             _add_column(point.rows, name, values)
-        return self.stop is not None and bool(self.stop(point))
+        before, now = point.history[0].keys(), point.rows[0].keys()
+        if len(point.history) > len(point.rows) and before != now:
+            raise InputError(
+                f"on_evaluation adds {sorted(before ^ now)} at some evaluations and not at others: return the same "
+                "names each time, with NaN where there is no number."
+            )
+        if self.stop is None:
+            return False
+        stops = self.stop(point)
+        if np.ndim(stops) or np.asarray(stops).dtype != np.bool_:
+            raise InputError(f"stop returns {stops!r}: return True to end the run, or False.")
+        return bool(stops)
 
 
 def hook_point(
@@ -79,6 +100,8 @@ def hook_point(
 
 
 def _add_column(rows: list[dict[str, Any]], name: str, values: ArrayLike) -> None:
+    if not isinstance(name, str) or not name.isprintable() or not name.strip():
+        raise InputError(f"on_evaluation returns the column {name!r}: name it by a string of printable characters.")
     if name in rows[0]:
         raise InputError(f"on_evaluation returns {name!r}, a column that evaluations have already: name it otherwise.")
     try:

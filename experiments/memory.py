@@ -99,8 +99,8 @@ def largest_number_of_seeds(config: ExperimentConfig, seeds: int, available: int
     fitting = fitting // devices * devices if fitting >= devices else fitting
     if fitting < 1:
         raise InputError(
-            f"one seed needs {each / 1e9:,.2f} GB and {available / 1e9:,.2f} are free: make replay.capacity, "
-            "train.num_envs or the networks smaller, or set sweep.memory_gb."
+            f"one seed needs {each / 1e9:.3g} GB of memory and may have {available / 1e9:.3g}: make replay.capacity, "
+            "train.num_envs or the networks smaller, or sweep.memory_gb larger."
         )
     return fitting, memory
 

@@ -44,6 +44,7 @@ def plot_run(folder: str | Path) -> Path:
         OSError: If the image can't be written; it names the file.
     """
     run = run_folder.open(folder)
+    run.require_seeds()
     env_steps, returns = logs.by_seed(run.read_evaluations(), "return_mean")
     num_seeds = len(returns)
     figure, axes = new_figure(

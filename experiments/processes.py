@@ -6,6 +6,7 @@ but one process, nothing here costs anything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -26,20 +27,30 @@ def join(place: str | None = None) -> None:
     Raises:
         InputError: The place has another form, or JAX cannot find it out, or the others do not come.
     """
+    given = () if place is None else _parsed(place)
     try:
-        if place is None:
-            jax.distributed.initialize()
-            return
-        address, count, number = place.rsplit(",", 2)
-        if not 0 <= int(number) < int(count):
-            raise ValueError(f"there is no process {number} of {count}")
-        jax.distributed.initialize(address, int(count), int(number))
+        jax.distributed.initialize(*given)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
+        if place is None and "coordinator_address" in reason:
+            reason = "no SLURM, Kubernetes, Open MPI or TPU pod was found"
         raise InputError(
-            f"--distributed {place or ''} does not join the processes of a job ({reason}): give HOST:PORT,N,K, such as "
-            "10.0.0.1:1234,2,0 for the first of two processes."
+            f"--distributed {place or ''} does not join the processes of a job ({reason}): {_REMEDY}"
         ) from error
+
+
+_REMEDY = "give HOST:PORT,N,K, such as 10.0.0.1:1234,2,0 for the first of two processes."
+
+
+def _parsed(place: str) -> tuple[str, int, int]:
+    """Returns address, number of processes and number of this one. Raises InputError if it is no such place."""
+    found = re.fullmatch(r"([^,\s]+):(\d{1,5}),(\d{1,6}),(\d{1,6})", place)
+    if found is None or not 1 <= int(found[2]) <= 65535:
+        raise InputError(f"--distributed {place!r} is no place of a job: {_REMEDY}")
+    count, number = int(found[3]), int(found[4])
+    if not number < count:
+        raise InputError(f"--distributed {place!r}: there is no process {number} of {count}; the first one is 0.")
+    return f"{found[1]}:{found[2]}", count, number
 
 
 def count() -> int:

@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 
-from rollax.errors import InputError
-
 CHUNKS = 3
 """Chunks of a trace. It begins with the second one of a run, as the first warms up, or with the only one."""
 
@@ -42,11 +40,3 @@ class Profile:
             jax.block_until_ready(state)
             jax.profiler.stop_trace()
             self._open = False
-
-
-def check(folder: Path) -> None:
-    """Raises InputError unless a trace can be written into a folder, which is made if there is none."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--profile {str(folder)!r} cannot be written ({error.strerror}): name a folder.") from error

@@ -114,7 +114,8 @@ def read_references(path: Path | None) -> dict[str, Reference]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"--normalise {str(path)!r} cannot be read ({error}): name a TOML file.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--normalise {str(path)!r} cannot be read ({reason}): name a TOML file.") from error
     return {**REFERENCES, **{env: _reference(env, scores, str(path)) for env, scores in table.items()}}
 
 

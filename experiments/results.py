@@ -93,7 +93,10 @@ def _read(source: str | Path) -> _Run:
     name, separator, folder = str(source).partition("=")
     if not separator or Path(source).exists() or "/" in name:
         name, folder = "", str(source)
+    elif not (name.strip() and folder):
+        raise InputError(f"{str(source)!r} lacks {'a name' if folder else 'a folder'}: write NAME=FOLDER, or FOLDER.")
     run = run_folder.open(folder)
+    run.require_seeds()
     summary = run.read_summary()
     config = run.read_config()
     evaluations = run.read_evaluations()

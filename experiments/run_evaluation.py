@@ -43,6 +43,7 @@ def evaluate_run(
         OSError: The summary cannot be written.
     """
     opened = run_folder.open(folder)
+    opened.require_seeds()
     config = configs.load(opened.config_path)
     if episodes is None:
         episodes = config.evaluation.episodes * (ABSOLUTE_EPISODES if best else 1)

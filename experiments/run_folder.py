@@ -268,6 +268,20 @@ class RunFolder:
         except ValueError as error:
             raise InputError(f"{str(self.summary_path)!r} is not a summary that a run wrote: {error}.") from error
 
+    def require_seeds(self) -> None:
+        """Raises InputError if this is a sweep, or a job of one: its lanes are no seeds of one thing."""
+        if self.parts_path.exists():
+            raise InputError(
+                f"{str(self.path)!r} is a sweep, whose results are in sweep.csv: name a run, such as one of its best "
+                f"member (rollax train {self.best_config_path})."
+            )
+        lanes = self.read_manifest().get("lanes") if self.manifest_path.exists() else None
+        if isinstance(lanes, dict) and lanes.get("tuning"):
+            raise InputError(
+                f"{str(self.path)!r} is a job of a sweep, whose lanes are members and no seeds of one algorithm: their "
+                "results are in the sweep's sweep.csv."
+            )
+
     def finished_seeds(self) -> int:
         """Returns how many seeds a finished run has. Raises InputError as `read_summary` does, or if it names none."""
         seeds: Any = self.read_summary().get("seeds")

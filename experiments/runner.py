@@ -18,6 +18,7 @@ from tqdm import tqdm
 from rollax.errors import InputError
 from rollax.experiments import (
     checkpoint,
+    files,
     loggers,
     population,
     processes,
@@ -158,7 +159,7 @@ def run(
         processes.on_first(lambda: run_folder.check(out, overwrite))
     traced = None if profile is None else Path(profile).absolute()
     if traced is not None:
-        profiling.check(traced)
+        files.require_folder(traced, "--profile")
     lanes = Lanes(tuple(range(seeds)))
     with stop_requested(out is not None) as stop:
         job = _Job(trainer, lanes, stop, progress, debug, other, hooks=hooks, profile=traced)
@@ -294,7 +295,7 @@ def resume(
 def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
     """Runs every chunk that is left; the host logs one chunk while the devices work on the next."""
     trainer, folder, seeds, programs = job.trainer, job.written, job.seeds, ready.programs
-    chunks_per_evaluation = _chunks_per_evaluation(trainer)
+    per_evaluation = chunks_per_evaluation(trainer)
     state, best, evaluations = start.saved.state, start.saved.best, start.evaluations
     started = time.perf_counter()
     pending: list[tuple[int, Any, Evaluation | None]] = []
@@ -335,7 +336,7 @@ def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
             state, metrics = programs.chunk(state)
             profile.after(index, state)
             evaluated = None
-            if index % chunks_per_evaluation == 0 or index == job.last_chunk:
+            if index % per_evaluation == 0 or index == job.last_chunk:
                 number = np.int32(index)
                 evaluated = programs.greedy(state.agent, ready.keys, number)
                 best = programs.keep_best(best, state.agent, evaluated, number)
@@ -369,7 +370,7 @@ def _exchanged(
     job: _Job, settings: population.Population, state: TrainState, evaluated: Evaluation, chunk: int
 ) -> TrainState:
     """Returns the state after an exchange between the members of a population, if one is due, and logs it."""
-    per_evaluation = _chunks_per_evaluation(job.trainer)
+    per_evaluation = chunks_per_evaluation(job.trainer)
     if chunk % per_evaluation or not population.is_due(settings, chunk // per_evaluation):
         return state
     env_steps = chunk * job.trainer.env_steps_per_chunk
@@ -381,7 +382,8 @@ def _exchanged(
     return population.apply(state, done)
 
 
-def _chunks_per_evaluation(trainer: Trainer) -> int:
+def chunks_per_evaluation(trainer: Trainer) -> int:
+    """Returns how many chunks of a run lie between two of its evaluations."""
     every = trainer.config.evaluation.every or -(-trainer.config.train.total_env_steps // 20)
     return max(1, -(-every // trainer.env_steps_per_chunk))
 

@@ -72,6 +72,8 @@ def run_table(
     folder, page = Path(out), Path(docs)
     if not page.parent.is_dir():
         raise InputError(f"--docs {str(docs)!r} is in no folder that exists: make {str(page.parent)!r} first.")
+    files.require_file(page, "--docs")
+    files.require_folder(folder, "--out")
     started = time.monotonic()
     if not minutes >= 0:
         raise InputError(f"minutes = {minutes} is no time: give 0 or more.")

@@ -22,6 +22,8 @@ from rollax.errors import InputError
 # Scores resampled at once: a million float64 take 8 MB.
 _BLOCK = 1_000_000
 
+_MOST_RESAMPLES = 100_000
+
 
 class Statistic(Protocol):
     """A function that reduces one axis of an array, such as `iqm`, `numpy.mean` or `numpy.median`."""
@@ -224,8 +226,8 @@ def improvement_interval(
 def _check_bootstrap(confidence: float, resamples: int) -> None:
     if not 0 < confidence < 1:
         raise InputError(f"confidence = {confidence} is out of range: choose a share between 0 and 1, such as 0.95.")
-    if resamples < 1:
-        raise InputError(f"resamples = {resamples} is out of range: choose at least 1, such as 2000.")
+    if not 1 <= resamples <= _MOST_RESAMPLES:
+        raise InputError(f"resamples = {resamples} is out of range: choose 1 to {_MOST_RESAMPLES}, such as 2000.")
 
 
 def _tails(confidence: float) -> list[float]:

@@ -85,6 +85,8 @@ def check(sweep: SweepConfig) -> SweepConfig:
             parsed(name, value)
     if members > _MAX_MEMBERS:
         raise InputError(f"sweep.parameters make {members} members: leave out values; {_MAX_MEMBERS} can be trained.")
+    if sweep.halving is not None and members < 2:
+        raise InputError("sweep.halving has nothing to choose from one member: give more values or samples.")
     if sweep.population is not None:
         _check_population(sweep, sweep.population, members)
     return sweep
@@ -175,15 +177,14 @@ def _checked_range(values: Range, field: str) -> Range:
 
 
 def _check_numbers(sweep: SweepConfig) -> None:
-    least = {"seed": 0, "seeds": 1, "samples": 0, "test_seeds": 0, "max_lanes": 0, "memory_gb": 0}
+    drawn = 1 if sweep.method == "random" else 0
+    least = {"seed": 0, "seeds": 1, "samples": drawn, "test_seeds": 0, "max_lanes": 0, "memory_gb": 0}
     for name, bound in least.items():
         value = getattr(sweep, name)
         if value < bound:
             raise InputError(f"sweep.{name} = {value} is too small: give {bound} or more.")
         if value > _INT32_MAX:
             raise InputError(f"sweep.{name} = {value} is too large: give {_INT32_MAX} or less.")
-    if sweep.method == "random" and sweep.samples < 1:
-        raise InputError("sweep.samples = 0 draws nothing: give the number of members of method 'random'.")
     if sweep.method == "grid" and sweep.samples:
         raise InputError(
             f"sweep.samples = {sweep.samples} has no use in a grid, which tries all combinations: leave it out, or set "
@@ -208,4 +209,4 @@ def _check_population(sweep: SweepConfig, population: PopulationConfig, members:
     if not 0 < min(population.factors) <= max(population.factors) <= 100:
         raise InputError(f"{where}.factors = {list(population.factors)} must be above 0 and at most 100.")
     if members < 2:
-        raise InputError(f"{where} has nothing to exchange between {members} member: give more values or samples.")
+        raise InputError(f"{where} has nothing to exchange with one member: give more values or samples.")

@@ -178,6 +178,12 @@ def _groups(config: ExperimentConfig) -> list[_Group]:
             )
         if not found[0].members[0].numbers:
             raise InputError("sweep.population changes numbers of the agent, and none is swept: add one.")
+        exchanges = (found[0].trainer.num_chunks - 1) // runner.chunks_per_evaluation(found[0].trainer)
+        if settings.population.period > exchanges:
+            raise InputError(
+                f"sweep.population.period = {settings.population.period} leaves no exchange, as a run has {exchanges} "
+                "evaluations before its last: give a smaller one, or a smaller evaluation.every."
+            )
     return found
 
 

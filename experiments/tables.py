@@ -273,6 +273,7 @@ def expected(annotation: Any) -> str:
         str: "a string",
         types.NoneType: "'none'",
         Callable: "a function",
+        Mapping: "a table",
         Any: "an object",
     }
     cls = origin or annotation

@@ -56,7 +56,12 @@ def test_two_processes_train_stop_and_go_on_as_one_would(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("place", "said"),
     [
+        ("nonsense", "give HOST:PORT,N,K"),
         ("10.0.0.1:1234", "give HOST:PORT,N,K"),
+        ("localhost,2,0", "give HOST:PORT,N,K"),
+        (":1234,2,0", "give HOST:PORT,N,K"),
+        ("localhost:99999,2,0", "give HOST:PORT,N,K"),
+        ("localhost:1234,0,0", "there is no process 0 of 0"),
         ("10.0.0.1:1234,two,0", "give HOST:PORT,N,K"),
         ("10.0.0.1:1234,2,2", "there is no process 2 of 2"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from tests.runs import make_run
 
 from rollax import InputError
-from rollax.experiments import cli, statistics
+from rollax.experiments import cli, run_folder, statistics
 from rollax.experiments.comparison import Comparison, Curve, Estimate, compare
 
 NAN = float("nan")
@@ -163,8 +163,10 @@ def test_a_pooled_curve_is_interpolated_where_tasks_were_evaluated_at_other_step
         make_run(tmp_path / "ppo_b", [[0.0, 1.0]], env="B", every=800),
     ]
     scale = tmp_path / "scale.toml"
-    scale.write_text("A = [0, 1]\nB = [0, 2]\n")
-    curve = compare(runs, normalise=scale, resamples=10).efficiency["ppo"]
+    scale.write_text("A = [0, 1]\nB = [0, 2]\nTypo = [0, 2]\n")
+    compared = compare(runs, normalise=scale, resamples=10)
+    assert "'Typo', whose reference scores were given, is no task of these runs: A, B." in compared.notes
+    curve = compared.efficiency["ppo"]
     np.testing.assert_array_equal(curve.x, [800, 1600])
     np.testing.assert_allclose(curve.value, [(0.24 + 0.0) / 2, (0.88 + 0.5) / 2])
 
@@ -196,6 +198,17 @@ def broken(path: Path) -> Path:
     return path
 
 
+def sweep(path: Path) -> Path:
+    (make_run(path, [[1.0]]) / "parts").mkdir()
+    return path
+
+
+def job_of_a_sweep(path: Path) -> Path:
+    run = run_folder.open(make_run(path, [[1.0]]))
+    run.write_manifest({"seeds": 1, "lanes": {"tuning": True}})
+    return path
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -205,6 +218,8 @@ def broken(path: Path) -> Path:
         (broken, "is not the config of a run"),
         (lambda path: make_run(path, [[1.0, NAN]]), "has no score: none of its last episodes ended"),
         (lambda path: make_run(path, [[1.0]], absolute={}), "has files that no run wrote"),
+        (sweep, "is a sweep, whose results are in sweep.csv: name a run, such as one of its best member"),
+        (job_of_a_sweep, "is a job of a sweep, whose lanes are members and no seeds of one algorithm"),
     ],
 )
 def test_a_run_that_cannot_be_compared(make: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
@@ -225,9 +240,15 @@ def test_other_bad_input(tmp_path: Path) -> None:
         (([one, more],), "were evaluated at other steps"),
         (([one], scale), r"'A' = \[1, 1\] are no reference scores"),
         (([one], tmp_path / "none"), "--normalise .* cannot be read"),
+        ((["=x"],), "'=x' lacks a name: write NAME=FOLDER, or FOLDER"),
+        ((["a="],), "'a=' lacks a folder"),
     ):
         with pytest.raises(InputError, match=words):
             compare(arguments[0], normalise=arguments[1] if len(arguments) > 1 else None)
+    with pytest.raises(InputError, match=r"scale\.toml' is no folder \(File exists\): name another one"):
+        compare([one], out=scale)
+    with pytest.raises(InputError, match="resamples = 1000000000000 is out of range: choose 1 to 100000"):
+        compare([one], resamples=10**12)
 
 
 def test_report_opens_offline_and_holds_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -276,13 +276,44 @@ def test_hooks_add_columns_and_stop_the_run_with_all_that_a_finished_one_has(tmp
         ({"return_mean": 1.0}, "'return_mean', a column that evaluations have already"),
         ({"mine": [1.0, 2.0, 3.0]}, r"'mine' with values that are no numbers of shape \[2\], one for each seed"),
         ({"mine": "much"}, r"'mine' with values that are no numbers of shape \[2\]"),
+        ([1.0], r"returns \[1\.0\], no mapping of names to numbers"),
+        ({3: 1.0}, r"the column 3: name it by a string"),
+        ({"": 1.0}, r"the column '': name it by a string"),
+        ({"a,b\n": 1.0}, r"the column 'a,b\\n': name it by a string"),
     ],
 )
-def test_a_column_that_does_not_fit_is_a_sentence(columns: dict[str, Any], sentence: str) -> None:
-    rows = [{"seed": seed, "env_steps": 4, "return_mean": 0.0} for seed in range(2)]
-    point = experiments.Point(4, None, jax.random.split(jax.random.key(0), 2), rows, rows)
+def test_a_column_that_does_not_fit_is_a_sentence(columns: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        experiments.Hooks(lambda _: columns).call(point)
+        experiments.Hooks(lambda _: columns).call(make_point())
+
+
+def make_point(*before: dict[str, Any]) -> experiments.Point:
+    rows: list[dict[str, Any]] = [{"seed": seed, "env_steps": 4, "return_mean": 0.0} for seed in range(2)]
+    return experiments.Point(4, None, jax.random.split(jax.random.key(0), 2), rows, [*before, *rows])
+
+
+def test_columns_are_the_same_at_each_evaluation() -> None:
+    before = {"seed": 0, "env_steps": 2, "return_mean": 0.0, "mine": 1.0}
+    assert not experiments.Hooks(lambda _: {"mine": 2.0}).call(make_point(before))
+    for columns in ({"other": 2.0}, None):
+        with pytest.raises(InputError, match=r"adds \[.*'mine'.*\] at some evaluations and not at others"):
+            experiments.Hooks(lambda _, columns=columns: columns).call(make_point(before))
+
+
+@pytest.mark.parametrize(("stops", "ends"), [(True, True), (np.bool_(False), False), (jax.numpy.array(True), True)])
+def test_a_rule_to_stop_by(stops: Any, ends: bool) -> None:
+    assert experiments.Hooks(stop=lambda _: stops).call(make_point()) is ends
+
+
+@pytest.mark.parametrize("stops", [None, 1, np.array([True, False]), "yes"])
+def test_a_rule_that_says_neither_is_a_sentence(stops: Any) -> None:
+    with pytest.raises(InputError, match="return True to end the run, or False"):
+        experiments.Hooks(stop=lambda _: stops).call(make_point())
+
+
+def test_a_hook_has_to_be_a_function() -> None:
+    with pytest.raises(InputError, match=r"Hooks\.stop = 3 cannot be called"):
+        experiments.Hooks(stop=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

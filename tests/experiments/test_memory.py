@@ -75,7 +75,7 @@ def test_seeds_are_fitted_into_what_there_is(monkeypatch: pytest.MonkeyPatch) ->
     config = CONFIGS["rollout"]()
     for available, fitting in ((1800, 16), (1799, 14), (899, 6), (400, 2), (300, 1)):  # two devices share them evenly
         assert memory.largest_number_of_seeds(config, 16, available) == (fitting, needed)
-    with pytest.raises(InputError, match=r"one seed needs 0\.00 GB and 0\.00 are free: make replay\.capacity"):
+    with pytest.raises(InputError, match=r"one seed needs 1e-07 GB of memory and may have 2\.99e-07: make"):
         memory.largest_number_of_seeds(config, 16, 299)
 
 

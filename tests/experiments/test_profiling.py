@@ -50,5 +50,5 @@ def test_a_run_writes_a_trace(tmp_path: Path) -> None:
 
 def test_a_file_is_no_folder_for_a_trace(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"--profile .*file' cannot be written"):
+    with pytest.raises(InputError, match=r"--profile = .*file' is no folder \(File exists\)"):
         experiments.run(CONFIGS["rollout"](), profile=tmp_path / "file")

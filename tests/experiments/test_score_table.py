@@ -179,6 +179,8 @@ def test_bad_input(tmp_path: Path, started: list[tuple[str, str]]) -> None:
         ([one], {"seeds": 0}, "seeds = 0 must be between 1 and"),
         ([one], {"minutes": -1.0}, r"minutes = -1\.0 is no time"),
         ([one], {"docs": tmp_path / "none" / "scores.md"}, "is in no folder that exists"),
+        ([one], {"docs": tmp_path}, "--docs = .* cannot be written .*: name another file"),
+        ([one], {"out": tmp_path / "scores.md"}, r"--out = .*scores\.md' is no folder"),
         ([one, same_name], {}, "two configs have the name 'one'"),
         ([same_name], {}, r"runs/one' is one of another config: move it away, or choose another --out"),
         ([one], {"seeds": 3}, "is one of 2 seeds in place of 3"),

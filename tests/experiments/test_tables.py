@@ -132,7 +132,7 @@ def test_rest_collects_unknown_keys() -> None:
         ({"inner": {"width": 1, "scael": 2}}, ["t.inner.scael", "'scale'"]),
         ({"inner": {}}, ["t.inner.width is missing", "[t.inner]"]),
         ({"function": 3}, ["t.function = 3", "a function or a string"]),
-        ({"mapping": 3}, ["t.mapping = 3", "Mapping"]),
+        ({"mapping": 3}, ["t.mapping = 3", "a table"]),
         ({"rate": datetime.date(2020, 1, 1)}, ["t.rate", "date"]),
         ({"rate": "x\n" * 500}, ["t.rate", "..."]),
     ],
