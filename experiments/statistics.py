@@ -246,7 +246,7 @@ def _task_means(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 def _draw_rows(pattern: NDArray[np.bool_], resamples: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """Returns which seeds each resample takes `[resamples, k, M]`; -1 fills up a task with less than k scores."""
     counts = np.sum(pattern, axis=0)
-    rows = np.full((resamples, counts.max(), len(counts)), -1)
+    rows = np.full((resamples, np.max(counts), len(counts)), -1)
     for task, count in enumerate(counts):
         if count:
             draws = generator.integers(0, count, (resamples, count))

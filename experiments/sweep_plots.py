@@ -93,7 +93,7 @@ def parallel_axes(axes: Axes, rows: Sequence[Mapping[str, Any]], names: Sequence
         levels = _levels(rows, name)
         values, log = _positions([row[name] for row in rows], levels)
         values = np.log(values) if log else values
-        low, high = values.min(), values.max()
+        low, high = np.min(values), np.max(values)
         heights.append((values - low) / (high - low) if high > low else np.full(len(values), 0.5))
         axes.axvline(place, color="#BBBBBB", linewidth=1)
         shown = [levels[0], levels[-1]] if _numeric(row[name] for row in rows) else levels
@@ -120,7 +120,7 @@ def _colour_bar(axes: Axes, norm: Normalize) -> None:
 
 def _norm(scores: NDArray[np.floating]) -> Normalize:
     known = scores[np.isfinite(scores)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    low, high = (float(np.min(known)), float(np.max(known))) if known.size else (0.0, 1.0)
     return Normalize(low, high if high > low else low + 1.0)
 
 
