@@ -16,7 +16,7 @@ from typing import Any
 from rollax.errors import InputError, nearest
 from rollax.experiments import config as configs
 from rollax.experiments import files
-from rollax.experiments.startup import start_jax
+from rollax.experiments.startup import cores, start_jax
 from rollax.importing import import_object, is_import_path
 
 
@@ -117,7 +117,7 @@ def _only_resume(settings: Mapping[str, Any]) -> None:
 def sweep(arguments: argparse.Namespace) -> int:
     """Trains the members of a sweep and tests the best; the status is 1 if no member has a score."""
     progress = not arguments.quiet
-    start_jax(os.cpu_count() or 1)
+    start_jax(cores())
     if arguments.resume is not None:
         settings = {"CONFIG": arguments.config, "--seeds": arguments.seeds, "--out": arguments.out}
         _only_resume({**settings, "--overwrite": arguments.overwrite, "--set": arguments.set})

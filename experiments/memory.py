@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from rollax.errors import InputError
+from rollax.experiments import processes
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.sharding import over_seeds, padded, seed_mesh
 from rollax.experiments.trainer import Trainer, axes, make_trainer
@@ -137,7 +138,7 @@ def require_room(config: ExperimentConfig, state: Any) -> None:
         parts["replay.capacity"] = tree_bytes(state.replay)
         drawn = replay.batch_size * train.updates_per_iteration * max(replay.n_step, replay.length)
         parts["replay.batch_size or train.updates_per_iteration"] = tree_bytes(state.replay) * drawn / replay.capacity
-    needed, room = sum(parts.values()), room_of(jax.local_devices())
+    needed, room = sum(parts.values()), processes.count() * room_of(jax.local_devices())
     if needed > room:
         largest = max(parts, key=lambda name: parts[name])
         seeds = state.key.shape[0]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
 from pathlib import Path
+
+from rollax.experiments.startup import cores
 
 
 def commit() -> str | None:
@@ -30,6 +31,6 @@ def machine() -> str:
         found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = cores()
     model = found.group(1) if found else platform.processor() or platform.machine()
-    return f"{model}, {cores} {'cores' if cores > 1 else 'core'}"
+    return f"{model}, {count} {'cores' if count > 1 else 'core'}"

@@ -24,6 +24,10 @@ def start_jax(seeds: int) -> None:
             jax.config.update("jax_compilation_cache_dir", str(caches / "rollax" / "jax"))
     if "JAX_NUM_CPU_DEVICES" in os.environ or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", max(1, min(cores, seeds)))
+        jax.config.update("jax_num_cpu_devices", max(1, min(cores(), seeds)))
+
+
+def cores() -> int:
+    """Returns how many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,11 +1,14 @@
-"""Folders of finished runs with made-up scores."""
+"""Folders of finished runs with made-up scores, and an interrupt at a given chunk."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import ArrayLike
 
 from rollax.experiments import run_folder
@@ -35,3 +38,17 @@ def make_run(
     )
     run.write_summary({"seeds": len(values), "failed_seeds": [], **summary})
     return path
+
+
+def interrupt_at(after: int, patch: pytest.MonkeyPatch) -> None:
+    """Makes this process get a Ctrl-C while chunk number `after` of all its runs is logged."""
+    append, count = run_folder.RunFolder.append_metrics, 0
+
+    def append_and_interrupt(self: run_folder.RunFolder, rows: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == after:
+            os.kill(os.getpid(), signal.SIGINT)
+        append(self, rows)
+
+    patch.setattr(run_folder.RunFolder, "append_metrics", append_and_interrupt)

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import functools
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from tests.runs import interrupt_at
 
 from rollax import InputError, experiments, replay
 from rollax.experiments import checkpoint, cli, run_folder, saving
@@ -213,17 +213,8 @@ def interrupt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, after: int = 7, init_from: Path | None = None, **changes: Any
 ) -> None:
     """Begins a run and interrupts it while its chunk number `after` is logged."""
-    append, count = run_folder.RunFolder.append_metrics, 0
-
-    def append_and_interrupt(self: run_folder.RunFolder, rows: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == after:
-            os.kill(os.getpid(), signal.SIGINT)
-        append(self, rows)
-
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder.RunFolder, "append_metrics", append_and_interrupt)
+        interrupt_at(after, patch)
         changed = dataclasses.replace(config(), **changes)
         with pytest.raises(
             KeyboardInterrupt, match=r"stopped after .* steps of each seed; go on with: rollax train --r"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
 import shutil
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import jax.monitoring
 import numpy as np
 import pytest
 from tests.contract.jobs import BEACON, ROLLOUT_AGENT
+from tests.runs import interrupt_at
 
 from rollax import InputError, experiments
 from rollax.experiments import cli, run_folder, saving, sweeps
@@ -83,17 +82,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def interrupt(made: experiments.ExperimentConfig, folder: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Begins a sweep and interrupts it while chunk number `after` of all its jobs is logged."""
-    append, count = run_folder.RunFolder.append_metrics, 0
-
-    def append_and_interrupt(self: run_folder.RunFolder, rows: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == after:
-            os.kill(os.getpid(), signal.SIGINT)
-        append(self, rows)
-
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder.RunFolder, "append_metrics", append_and_interrupt)
+        interrupt_at(after, patch)
         with pytest.raises(KeyboardInterrupt, match=r"stopped; go on with: rollax sweep --resume "):
             experiments.sweep(made, out=folder)
 
