@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from rollax.errors import InputError
 from rollax.experiments import (
@@ -33,6 +32,7 @@ from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.evaluation import Evaluation, make_evaluate
 from rollax.experiments.hooks import Hooks, hook_point
 from rollax.experiments.interrupts import stop_requested
+from rollax.experiments.journal import Journal
 from rollax.experiments.lanes import Lanes, from_manifest, to_manifest
 from rollax.experiments.learning import Failure
 from rollax.experiments.programs import Prepared, Programs, prepare
@@ -49,6 +49,7 @@ class Result:
     summary: dict[str, Any]  # as in summary.json
     evaluations: list[dict[str, Any]]  # as in evaluations.csv
     folder: Path | None  # where the files are; None if none were asked for
+    log_seconds: float  # that this process spent on logs and progress, while the devices were at work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,19 +77,9 @@ class _Job:
         return self.folder if processes.is_first() else None
 
     @property
-    def shows_progress(self) -> bool:
-        """Whether this process shows a progress bar."""
-        return self.progress and processes.is_first()
-
-    @property
     def last_chunk(self) -> int:
         """The number of the chunk that it ends with."""
         return self.lanes.end or self.trainer.num_chunks
-
-    @property
-    def env_steps(self) -> int:
-        """Environment steps of one seed from the start of its training to the end of the job."""
-        return self.last_chunk * self.trainer.env_steps_per_chunk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +90,7 @@ class _Position:
     chunks: int = 0  # done
     seconds: float = 0.0  # spent in them, compilation apart
     evaluations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    log_seconds: float = 0.0  # that this process spent on logs
 
 
 def run(
@@ -294,42 +286,22 @@ def resume(
 
 def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
     """Runs every chunk that is left; the host logs one chunk while the devices work on the next."""
-    trainer, folder, seeds, programs = job.trainer, job.written, job.seeds, ready.programs
+    trainer, seeds, programs = job.trainer, job.seeds, ready.programs
     per_evaluation = chunks_per_evaluation(trainer)
-    state, best, evaluations = start.saved.state, start.saved.best, start.evaluations
+    state, best = start.saved.state, start.saved.best
     started = time.perf_counter()
-    pending: list[tuple[int, Any, Evaluation | None]] = []
     done = start.chunks
     with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(
-            tqdm(total=job.env_steps * seeds, unit=" env steps", unit_scale=True, disable=not job.shows_progress)
+        show = job.progress and processes.is_first()
+        journal = stack.enter_context(
+            Journal(trainer, seeds, job.written, start.evaluations, start.chunks, job.last_chunk, show)
         )
-        bar.update(start.chunks * trainer.env_steps_per_chunk * seeds)
-        outputs = [] if folder is None else loggers.open_all(folder, trainer.config.log, trainer.config.name)
-        for output in outputs:
-            stack.callback(output.close)
         profile = stack.enter_context(profiling.Profile(job.profile, start.chunks + 1, job.last_chunk))
         keeper = stack.enter_context(saving.Keeper(trainer, seeds, job.folder, job.last_chunk))
 
-        def log() -> bool:
-            """Logs the last chunk, and returns whether a hook ends the run."""
-            index, *arrays = pending.pop()
-            metrics, evaluated = processes.fetch(arrays)
-            env_steps = index * trainer.env_steps_per_chunk
-            metrics_rows = reporting.metrics_rows(metrics, env_steps, seeds)
-            ends = False
-            for output in outputs:
-                output.metrics(metrics_rows)
-            if evaluated is not None:
-                rows = reporting.evaluation_rows(evaluated, env_steps, seeds)
-                if job.hooks is not None:
-                    ends = job.hooks.call(hook_point(state.agent, ready.keys, rows, evaluations, index))
-                evaluations.extend(rows)
-                for output in outputs:
-                    output.evaluations(rows)
-                bar.set_postfix_str(reporting.progress(rows), refresh=False)
-            bar.update(trainer.env_steps_per_chunk * seeds)
-            return ends
+        def call_hooks(rows: list[dict[str, Any]]) -> bool:
+            assert job.hooks is not None
+            return job.hooks.call(hook_point(state.agent, ready.keys, rows, journal.evaluations, done))
 
         for index in range(start.chunks + 1, job.last_chunk + 1):
             profile.before(index)
@@ -342,16 +314,14 @@ def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
                 best = programs.keep_best(best, state.agent, evaluated, number)
                 if job.lanes.population is not None and index < job.last_chunk:
                     state = _exchanged(job, job.lanes.population, state, evaluated, index)
-            if pending:
-                log()
-            pending.append((index, metrics, evaluated))
+            journal.write()
+            journal.add(index, metrics, evaluated)
             done = index
-            if evaluated is not None and job.hooks is not None and log():
+            if evaluated is not None and job.hooks is not None and journal.write(call_hooks):
                 break
             stopping = index < job.last_chunk and processes.agreed(job.stop.is_set())
             if stopping or keeper.is_due(index):
-                if pending:
-                    log()  # rows first: what a checkpoint is resumed from must have been logged up to it
+                journal.write()  # rows first: what a checkpoint is resumed from must have been logged up to it
                 keeper.save(index, saving.Saved(state, best), start.seconds + time.perf_counter() - started)
             if stopping:
                 assert job.folder is not None
@@ -359,11 +329,10 @@ def _train(job: _Job, ready: Prepared, start: _Position) -> _Position:
                     f"stopped after {index * trainer.env_steps_per_chunk:,} steps of each seed; go on with: "
                     f"rollax train --resume {job.folder.path}"
                 )
-        if pending:
-            log()
+        journal.write()
         jax.block_until_ready(state)
     seconds = start.seconds + time.perf_counter() - started
-    return _Position(saving.Saved(state, best), done, seconds, evaluations)
+    return _Position(saving.Saved(state, best), done, seconds, journal.evaluations, journal.seconds)
 
 
 def _exchanged(
@@ -406,7 +375,8 @@ def _finish(job: _Job, ready: Prepared, position: _Position) -> Result:
             processes.on_first(functools.partial(folder.remove_checkpoint, name))  # of a finish that was cut short
             checkpoint.save(folder.checkpoints_path / name, tree)
         processes.on_first(functools.partial(_write_results, job, folder, summary))
-    return Result(saved.state, saved.best, summary, position.evaluations, None if folder is None else folder.path)
+    path = None if folder is None else folder.path
+    return Result(saved.state, saved.best, summary, position.evaluations, path, position.log_seconds)
 
 
 def _write_results(job: _Job, folder: run_folder.RunFolder, summary: dict[str, Any]) -> None:

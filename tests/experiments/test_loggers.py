@@ -19,8 +19,9 @@ from tests.contract.jobs import COUNTER, ROLLOUT_AGENT, make_config
 
 from rollax import experiments
 from rollax.errors import InputError
-from rollax.experiments import bench_logging, loggers, reporting, run_folder, runner
+from rollax.experiments import bench_logging, journal, loggers, reporting, run_folder, runner
 from rollax.experiments.config import LogConfig
+from rollax.experiments.evaluation import Evaluation
 from rollax.experiments.trainer import TrainState
 
 STEPS = 4  # environment steps of a chunk
@@ -329,13 +330,42 @@ def test_progress_shows_the_iqm_and_the_spread_over_seeds(means: list[float], te
     assert reporting.progress([{"return_mean": mean} for mean in means]) == text
 
 
+def test_time_spent_on_logs_is_counted_and_neither_waits_nor_hooks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def takes(seconds: float, result: Any) -> Any:
+        now[0] += seconds
+        return result
+
+    monkeypatch.setattr(journal.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(journal.processes, "fetch", lambda tree: takes(100.0, tree))
+    slow = SimpleNamespace(metrics=lambda _: takes(1.0, None), evaluations=lambda _: takes(2.0, None))
+    monkeypatch.setattr(journal.loggers, "open_all", lambda *_: [SimpleNamespace(close=lambda: None, **vars(slow))])
+    trainer = experiments.make_trainer(experiments.load("ppo_cartpole"))
+    metrics = {"episodes": np.ones((1, 1)), "loss": np.ones((1, 1))}
+    evaluated = Evaluation(np.ones((1, 2)), np.ones((1, 2), np.int32), np.ones((1, 2), bool))
+    with journal.Journal(trainer, 1, run_folder.RunFolder(tmp_path), [], 0, 2, False) as written:
+        assert not written.write()
+        written.add(1, metrics, None)
+        assert not written.write()
+        assert written.seconds == 1.0
+        written.add(2, metrics, evaluated)
+        assert written.write(lambda rows: takes(50.0, rows[0]["return_mean"] == 1.0))
+    assert written.seconds == 4.0
+    assert len(written.evaluations) == 1
+
+
 def test_the_benchmark_gives_the_share_that_logs_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"None": [100.0, 90.0, 200.0], "csv": [98.0, 99.0, 97.0], "csv, tensorboard": [50.0, 49.0, 51.0]}
+    log_seconds = {"None": 0.0, "csv": 0.1, "csv, tensorboard": 2.5}
 
     def run(config: experiments.ExperimentConfig, seeds: int, out: Path | None) -> Any:
         kind = "None" if out is None else out.name.rpartition(" ")[0]
         assert config.log.tensorboard == (kind == "csv, tensorboard")
-        return SimpleNamespace(summary={"steps_per_second": rates[kind].pop(0)})
+        summary = {"steps_per_second": rates[kind].pop(0), "run_seconds": 5.0}
+        return SimpleNamespace(summary=summary, log_seconds=log_seconds[kind])
 
     pytest.importorskip("tensorboardX")
     monkeypatch.setattr(runner, "run", run)
