@@ -13,7 +13,7 @@ PYTHON := $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python $(CAN_USE) 2>/dev/null && break; done; echo $$python)
 endif
 
-.PHONY: train test suites lint types wheel docs pythons clean
+.PHONY: train test thorough suites lint types wheel docs pythons clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -24,7 +24,13 @@ train: $(VENV)/.installed
 test: lint types
 	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m quick
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "learning and not suite"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "learning and not thorough and not suite"
+
+# The other variants of what those tests have one of, and what takes minutes.
+thorough: $(VENV)/.installed-test
+	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "thorough and not learning and not suite"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "thorough and learning and not suite"
 
 # The adapters and their pictures with every environment suite installed, in an environment of its own: some 3 GB.
 suites: $(SUITES_VENV)/.installed-suites

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import jax
@@ -26,7 +27,9 @@ jax.config.update("jax_compilation_cache_dir", str(COMPILE_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_legacy_prng_key", "error")
 
-EXPLICIT_MARKERS = ("learning", "suite")
+EXPLICIT_MARKERS = ("learning", "suite", "thorough")
+END = os.environ.get("ROLLAX_TEST_END")
+"""When the last test may begin, in seconds since 1970; those after it are skipped. For what runs while time is left."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
@@ -35,3 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(name) for name in EXPLICIT_MARKERS):
             item.add_marker(pytest.mark.quick)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what would begin too late."""
+    if END is not None and time.time() > float(END):
+        pytest.skip("no time is left")

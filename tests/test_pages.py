@@ -11,6 +11,7 @@ import pytest
 
 from rollax.__main__ import main
 from rollax.experiments import config as configs
+from tests.marks import thorough
 from tests.pages import ROOT, blocks
 
 QUICK = ("custom-loop", "logs")
@@ -27,7 +28,7 @@ def python_of(page: str, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [*QUICK, *(pytest.param(page, marks=pytest.mark.learning) for page in LONG)])
+@pytest.mark.parametrize("page", [*QUICK, *thorough(*LONG)])
 def test_code_of_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     programs = python_of(page, tmp_path)

@@ -32,7 +32,7 @@ def test_the_page_has_what_these_tests_run() -> None:
     assert 90 <= len(code) <= 120  # "about a hundred lines"
 
 
-@pytest.mark.learning
+@pytest.mark.thorough
 def test_the_commands_of_the_page_run_and_the_agent_learns(folder: Path) -> None:
     for line in blocks(PAGE, "bash")[0].splitlines():
         words = shlex.split(line)
@@ -59,6 +59,7 @@ def test_a_wrong_number_is_a_sentence_and_a_wrong_space_too(folder: Path) -> Non
         assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.thorough
 def test_a_killed_run_goes_on_to_the_bit(folder: Path) -> None:
     settings = ["--quiet", "--set", "train.total_env_steps=20480", "log.every=2048", "checkpoint.every=2048"]
     whole = ["train", "sarsa_cartpole.toml", *settings, "--out"]

@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.learning
+@pytest.mark.thorough
 def test_the_commands_of_the_page_run_and_the_agent_learns(folder: Path) -> None:
     commands = [shlex.split(line) for block in blocks(PAGE, "bash") for line in block.splitlines()]
     assert len(commands) >= 2

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.marks import thorough
 
 from rollax import envs, experiments
 from rollax.agents import Rollout, actor_critic, awr
@@ -119,7 +120,7 @@ def test_windows_start_from_the_memory_that_acted() -> None:
     np.testing.assert_allclose(unrolled, jnp.stack(features[2:]), atol=1e-6)
 
 
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("memory", ["none", *thorough("gru")])
 def test_the_loop_trains_it_in_both_storages_alike(memory: str) -> None:
     def trained(storage: str) -> Any:
         config = experiments.ExperimentConfig(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.marks import thorough
 
 from rollax import InputError
 from rollax.agents import Rollout, a2c, bonuses, normalisation, ppo
@@ -113,7 +114,7 @@ def test_bonuses_are_scaled_by_the_spread_of_their_discounted_sums() -> None:
     np.testing.assert_allclose(bonus, reward / np.std([1, 2, 3.5, 1, 1.75, 4.5]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("module", [ppo, a2c], ids=["ppo", "a2c"])
+@pytest.mark.parametrize("module", [a2c, *thorough(ppo)], ids=["a2c", "ppo"])
 def test_a_bonus_adds_a_value_and_a_metric(module: Any) -> None:
     rollout = rows(Discrete(3))
     rollout = dataclasses.replace(rollout, extras={"sample": rollout.action})

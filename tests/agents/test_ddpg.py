@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rlax
+from tests.marks import thorough
 
 from rollax import InputError, envs, experiments, replay
 from rollax.agents import Agent, Rollout, ddpg, heads, transitions
@@ -257,7 +258,7 @@ def test_one_update_by_hand(num_critics: int, transform: Transform) -> None:
     assert after.env_steps == 0
 
 
-@pytest.mark.parametrize("kind", ["none", "categorical", "quantile"])
+@pytest.mark.parametrize("kind", ["none", *thorough("categorical", "quantile")])
 def test_each_of_twin_critics_learns_as_it_would_alone(kind: str) -> None:
     settings = {"distribution": kind, "hidden_sizes": (8,), "target_noise": 0.2}
     (twins, _, _), (alone, _, _) = make(num_critics=2, **settings), make(num_critics=1, **settings)
@@ -453,7 +454,7 @@ def test_observations_are_normalised_by_what_was_observed_before() -> None:
     np.testing.assert_allclose(acted, same, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{}, TD3], ids=["ddpg", "td3"])
+@pytest.mark.parametrize("changes", [TD3, *thorough({})], ids=["td3", "ddpg"])
 def test_seeds_together_are_seeds_alone(changes: dict[str, Any]) -> None:
     agent, _, _ = make(hidden_sizes=(8,), **changes)
     keys = jax.random.split(jax.random.key(0), 3)
@@ -514,6 +515,7 @@ def test_the_numbers_are_read_from_the_state_only() -> None:
     assert set(FLOATS) - read == {"priority_exponent", "importance_exponent"}  # the loop's
 
 
+@pytest.mark.thorough
 def test_training_is_bit_equal_in_both_storages() -> None:
     def train(storage: Any) -> Any:
         config = experiments.ExperimentConfig(

@@ -386,6 +386,7 @@ def test_illegal_actions_are_never_taken_and_never_bootstrapped_from(changes: An
             assert not moved[np.array(same)].any(), (flag, action)
 
 
+@pytest.mark.thorough
 def test_noise_differs_by_seed_step_and_environment() -> None:
     agent, _, _ = make(noisy=True, distribution="implicit", stream_sizes=(4,), dueling=True)
     keys = jax.random.split(jax.random.key(0), (2, 3))  # seeds and steps
@@ -450,6 +451,7 @@ def test_observations_are_normalised_by_what_was_observed_before() -> None:
 # Seeds, keys, numbers, storages.
 
 
+@pytest.mark.thorough
 def test_seeds_start_apart_and_stay_apart() -> None:
     agent, _, _ = make(hidden_sizes=(4,), dueling=True)
     keys = jax.random.split(jax.random.key(0), 4)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.marks import thorough
 
 from rollax import InputError, envs, experiments
 from rollax.agents import Decision, Rollout, actor_critic, memory, ppo, torsos
@@ -293,7 +294,9 @@ def test_a_gru_that_counts_steps_since_the_reset_counts_alike_in_rollout_and_los
 # PPO learns from what it acted with.
 
 
-@pytest.mark.parametrize(("kind", "shared"), [("gru", False), ("lstm", True), ("linear", True), ("transformer", True)])
+@pytest.mark.parametrize(
+    ("kind", "shared"), [("gru", False), ("transformer", True), *thorough(("lstm", True), ("linear", True))]
+)
 def test_recomputed_log_probs_and_values_are_those_that_acted(kind: str, shared: bool) -> None:
     raw = envs.make("CartPole-v1", max_steps_in_episode=5)
     env = envs.Vectorise(envs.AutoReset(envs.EpisodeStatistics(raw)), 2)
@@ -332,6 +335,7 @@ def test_recomputed_log_probs_and_values_are_those_that_acted(kind: str, shared:
     np.testing.assert_allclose(batch.value, rollout.extras["value"], atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_minibatches_are_whole_environments() -> None:
     seen: list[list[np.ndarray]] = []
 

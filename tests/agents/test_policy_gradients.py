@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.marks import thorough
 
 from rollax import InputError, envs, experiments
 from rollax.agents import Rollout, a2c, actor_critic, awr, impala, reinforce, vmpo
@@ -170,7 +171,9 @@ def test_advantages_of_bonuses_go_on_over_the_end_of_an_episode() -> None:
     np.testing.assert_allclose(advantage[:, 0], [1 + 2 * 1, -2 + 2 * 10.4, 9 + 2 * 96.5], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("module", "memory"), [(a2c, "gru"), (impala, "lstm"), (reinforce, "linear"), (vmpo, "gru")])
+@pytest.mark.parametrize(
+    ("module", "memory"), [(a2c, "gru"), *thorough((impala, "lstm"), (reinforce, "linear"), (vmpo, "gru"))]
+)
 def test_the_loop_trains_them_with_memory_bonus_and_normalisation(module: Any, memory: str) -> None:
     settings = {"bonus": "icm", "normalise_observation": True, "normalise_reward": True, "shared_torso": True}
     config = experiments.ExperimentConfig(

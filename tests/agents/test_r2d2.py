@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.agents.probes import Probe
+from tests.marks import thorough
 
 from rollax import InputError, envs, experiments, replay
 from rollax.agents import Rollout, optimisers, r2d2
@@ -26,8 +27,7 @@ GRADIENT = jax.jit(jax.grad(r2d2.loss, argnums=1, has_aux=True), static_argnums=
 STEP = jax.jit(lambda parts, *arguments: parts.torso.step(*arguments), static_argnums=0)
 OBSERVATION_SPACE = spaces.Box(-9.0, 9.0, (2,))
 LENGTH, BATCH, ACTIONS = 6, 3, 3
-MEMORIES = ("gru", "lstm", "linear", "transformer")
-with_each_memory = pytest.mark.parametrize("memory", MEMORIES)
+with_each_memory = pytest.mark.parametrize("memory", ["gru", *thorough("lstm", "linear", "transformer")])
 
 
 # By hand: a linear network of one number, in one window of three rows.
@@ -555,6 +555,7 @@ def loop_config(storage: Any) -> experiments.ExperimentConfig:
     )
 
 
+@pytest.mark.thorough
 def test_both_storages_train_bit_for_bit_alike() -> None:
     array, ref = (
         jax.jit(experiments.make_train(loop_config(storage)))(jax.random.key(0)) for storage in ("array", "ref")

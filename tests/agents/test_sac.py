@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rlax
+from tests.marks import thorough
 
 from rollax import InputError, envs, experiments, replay
 from rollax.agents import Agent, Rollout, critics, heads, sac, transitions
@@ -129,7 +130,7 @@ def test_the_true_successor_is_bootstrapped_from_and_its_mask_rules() -> None:
     np.testing.assert_allclose(fitted, batch.experience.reward[0] + 0.9 * ahead, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("distribution", ["none", "categorical", "quantile"])
+@pytest.mark.parametrize("distribution", ["quantile", *thorough("none", "categorical")])
 def test_after_an_update_each_critic_equals_its_own_independent_update(distribution: str) -> None:
     # Without a future, targets are the rewards.
     settings = {"discount": 0.0, "distribution": distribution, "num_atoms": 5, "value_min": -3.0, "value_max": 3.0}

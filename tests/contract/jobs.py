@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.marks import thorough
 
 from rollax import experiments
 from rollax.agents.registry import resolve
@@ -137,9 +138,14 @@ RESUMED: dict[str, Callable[[], experiments.ExperimentConfig]] = {
 """And some more that are only saved and resumed: for the rest they are like the toy that learns from transitions."""
 
 
+def with_long_ones_thorough(names: Collection[str]) -> list[Any]:
+    """Returns names of jobs as parameters. What compiles for long is the toys' like: only thorough tests have it."""
+    return [*(name for name in names if name != "r2d2"), *(thorough("r2d2") if "r2d2" in names else ())]
+
+
 def only(*names: str) -> pytest.MarkDecorator:
     """Marks a test for some of the jobs alone."""
-    return pytest.mark.parametrize("job", names, indirect=True, scope="session")
+    return pytest.mark.parametrize("job", with_long_ones_thorough(names), indirect=True, scope="session")
 
 
 toys = only("rollout", "transition", "prioritised", "sequence", "recurrent")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.contract.jobs import RESUMED, get_job
+from tests.contract.jobs import get_job
 
 from rollax import experiments
 
 
-def main(folder: Path, iterations: int) -> None:
-    """Restores each job's `half`, runs it on and saves it as `whole`."""
-    for name in RESUMED:
+def main(folder: Path, iterations: int, names: list[str]) -> None:
+    """Restores the `half` of each named job, runs it on and saves it as `whole`."""
+    for name in names:
         job = get_job(name)
         state = experiments.restore(folder / name / "half", job.start())
         state, _ = job.run(state, iterations)
@@ -20,4 +20,4 @@ def main(folder: Path, iterations: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.contract.jobs import SEEDS, Job, differences, get_job, only
+from tests.marks import thorough
 
 from rollax import InputError, experiments, replay
 
 
-@pytest.mark.parametrize("name", ["transition", "prioritised", "r2d2"])
+@pytest.mark.parametrize("name", ["transition", "prioritised", *thorough("r2d2")])
 def test_both_storages_train_bit_for_bit_alike(name: str) -> None:
     job = get_job(name)
     settings = job.config.replay

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from tests.contract.jobs import Job, only
+from tests.marks import thorough
 
 from rollax import experiments
 from rollax.envs.base import strongly_typed
@@ -71,7 +72,7 @@ CHECKS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", ["key reuse", "rank promotion", *thorough("leaks")])
 def test_a_training_step_passes_the_checks_of_jax(job: Job, check: str) -> None:
     key, trainer, evaluate = job.keys[0], job.trainer, experiments.make_evaluate(job.config)
     with CHECKS[check]():

@@ -151,6 +151,7 @@ def test_a_level_outlives_episodes(wrap: Any) -> None:
     assert (state.time < 3).all()  # while the rest starts afresh
 
 
+@pytest.mark.thorough
 def test_all_of_them_train_from_a_config() -> None:
     names = [
         {"name": "cached_reset", "count": 8},

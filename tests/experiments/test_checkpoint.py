@@ -266,6 +266,7 @@ def test_a_run_without_a_checkpoint_starts_again(
     assert files(tmp_path / "run") == files(whole.folder)
 
 
+@pytest.mark.thorough
 def test_a_fine_tuned_run_without_a_checkpoint_starts_again_from_the_other_run(
     whole: experiments.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +416,7 @@ def test_a_run_that_cannot_write_its_checkpoint_says_so(
     assert (tmp_path / "run" / "metrics.csv").exists()
 
 
+@pytest.mark.thorough
 def test_replay_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toys = Path(__file__).parents[1] / "contract" / "toys"
     tables = {
@@ -440,6 +442,7 @@ def test_replay_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sizes[1] == 0
 
 
+@pytest.mark.thorough
 def test_the_summary_says_where_a_seed_failed(tmp_path: Path) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text(

@@ -346,6 +346,7 @@ def test_a_rival_may_print_json() -> None:
     assert bench.Rival(shlex.join([sys.executable, "-c", program])).measure(1) == 2.5
 
 
+@pytest.mark.thorough
 def test_bench_compile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench_compile.run_compile, "__defaults__", ((1,), ("reinforce_cartpole",), 1))
     assert cli.main(["bench", "compile", "--seeds", "2"]) == 0
@@ -365,6 +366,7 @@ def test_bench_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert len(lines) == 3
 
 
+@pytest.mark.thorough
 def test_bench_replay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench_replay, "STEPS", 3)
     monkeypatch.setattr(bench_replay.run_replay, "__defaults__", ((1,), ((128, "float32[2]"),), 1))

@@ -84,6 +84,7 @@ def assert_undisturbed() -> None:
     assert traced == [True]
 
 
+@pytest.mark.thorough
 def test_debugging_is_the_same_run_and_prints_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config()
     config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, normalise_observation=True))
@@ -112,6 +113,7 @@ def test_debugging_is_the_same_run_and_prints_shapes(tmp_path: Path, capsys: pyt
     assert ".timestep.observation['position']: float32[2, 2]" in shapes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("agent", "replay"),
     [

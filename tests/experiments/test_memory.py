@@ -45,7 +45,7 @@ def test_the_estimate_is_that_of_the_compiled_program() -> None:
     assert estimate.program == pytest.approx(program_bytes(config, 16), rel=0.15)
 
 
-@pytest.mark.learning
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ppo_cartpole", "dqn_cartpole"])
 def test_the_estimate_of_a_shipped_config_is_that_of_the_compiled_program(name: str) -> None:
     config = configs.load(name)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.agents.probes import BEST, KINDS, Probe, train
+from tests.marks import thorough
 
 from rollax import envs, experiments
 from rollax.agents import ddpg
@@ -57,7 +58,7 @@ def values(parts: ddpg.Parts, state: ddpg.State, seen: float, action: np.ndarray
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["td3", *thorough("ddpg", "d4pg")])
 def test_probe(variant: str, kind: str) -> None:
     parts, state = trained(variant)[0], trained(variant)[1][kind]
     expected = {

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.agents.probes import KINDS, Probe, action_values, train
+from tests.marks import thorough
 
 from rollax import experiments
 from rollax.agents import dqn
@@ -20,10 +21,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "munchausen": {"munchausen": True},
     "noisy": {"noisy": True, "epsilon_start": 0.0, "epsilon_end": 0.0},
 }
+GATE = ("none", "categorical")
 # What Munchausen learns of an action is less than its value by what the policy's surprise at it costs. Where nothing is
 # seen but 0, the last layer's bias alone learns, which the weights of 21 atoms need longer for.
 LEFT_OUT = {"munchausen": ("value", "action", "policy"), "categorical": ("value", "action")}
-CASES = [(variant, kind) for variant in VARIANTS for kind in KINDS if kind not in LEFT_OUT.get(variant, ())]
+CASES = [
+    case
+    for variant in VARIANTS
+    for kind in KINDS
+    if kind not in LEFT_OUT.get(variant, ())
+    for case in ([(variant, kind)] if variant in GATE else thorough((variant, kind)))
+]
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.agents.probes import BEST, KINDS, Probe, action_values, train
+from tests.marks import thorough
 
 from rollax import envs, experiments
 from rollax.agents import mpo
@@ -53,7 +54,7 @@ def greedy(parts: mpo.Parts, state: mpo.State, seen: float) -> np.ndarray:
     return np.asarray(decision.action)[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thorough(*KINDS))
 def test_discrete_probe(kind: str) -> None:
     parts, state = trained(False)[0], trained(False)[1][kind]
     for seen, expected in action_values(kind, DISCOUNT).items():

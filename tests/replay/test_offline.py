@@ -438,6 +438,7 @@ def start(more_reward: float = 0.0) -> experiments.TrainState:
     return dataclasses.replace(state, clock=dataclasses.replace(state.clock, positions=positions))
 
 
+@pytest.mark.thorough
 def test_an_agent_trains_on_a_mix() -> None:
     (state, metrics), (other, _) = chunk_seeds()(start()), chunk_seeds()(start(more_reward=1.0))
     assert np.all(np.isfinite([metrics["loss"], metrics["td_error"]]))
