@@ -21,6 +21,7 @@ from rollax.envs.adapters.gymnax import GymnaxEnv
 from rollax.envs.base import with_types_of
 from rollax.errors import InputError
 from rollax.experiments import config as configs
+from rollax.experiments.bench_peers import peak_megabytes
 from rollax.experiments.sharding import over_seeds, padded, seed_mesh
 from rollax.experiments.trainer import axes, make_trainer
 
@@ -38,7 +39,7 @@ DQN_SETTING = (
 )
 
 
-SAC_SETTING = (
+PENDULUM_SETTING = (
     "train.total_env_steps=128",
     "log.every=128",
     "train.num_envs=1",
@@ -56,6 +57,15 @@ The policy: once at the successors, three times (forwards, and backwards to inpu
 critic: once at the successors, three times in its loss, and twice, forwards and backwards to the action, in the
 policy's.
 """
+TD3_PRODUCTS = 11.5
+"""As `SAC_PRODUCTS`, of TD3 with two critics and one update of the policy for every two of theirs.
+
+The policy: once at the successors, three times in its own loss, half of it counted. Each critic: once at the
+successors, three times in its loss. The first critic: twice in the policy's, half of it counted.
+"""
+
+_RATE = "steps_per_second"
+_PASSED_ON = ("compile_seconds", "peak_megabytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +74,8 @@ class Rival:
 
     Attributes:
         command: A command line; `{seeds}` in it becomes the number of seeds. The last line that it prints has to be the
-            environment steps per second of all seeds, a number, or a JSON object with `steps_per_second`.
+            environment steps per second of all seeds, a number, or a JSON object with `steps_per_second`; it may have
+            `compile_seconds` and `peak_megabytes` too.
     """
 
     command: str
@@ -79,11 +90,11 @@ class Rival:
         if not words or shutil.which(words[0]) is None:
             raise InputError(f"--against {self.command!r} names no program that can be run: give a command line.")
 
-    def measure(self, seeds: int) -> float:
-        """Runs the command and returns the steps per second that it printed.
+    def measure(self, seeds: int) -> dict[str, float]:
+        """Runs the command and returns the figures that it printed, of those that `Rival.command` may print.
 
         Raises:
-            InputError: It failed, or its last line is not a positive number.
+            InputError: It failed, or its last line has no positive number of steps per second.
         """
         words = shlex.split(self.command.replace("{seeds}", str(seeds)))
         ran = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -93,15 +104,16 @@ class Rival:
         line = ran.stdout.strip().rpartition("\n")[2]
         try:
             printed = json.loads(line)
-            rate = float(printed["steps_per_second"] if isinstance(printed, dict) else printed)
-        except (ValueError, TypeError, KeyError):
-            rate = 0.0
-        if not 0 < rate < float("inf"):
+            printed = printed if isinstance(printed, dict) else {_RATE: printed}
+            figures = {name: float(printed[name]) for name in (_RATE, *_PASSED_ON) if name in printed}
+        except (ValueError, TypeError):
+            figures = {}
+        if not 0 < figures.get(_RATE, 0.0) < float("inf"):
             raise InputError(
                 f"--against {self.command!r} printed {line!r} last: let it print its steps per second there, a number "
                 'or {"steps_per_second": a number}.'
             )
-        return rate
+        return figures
 
 
 def run_ppo(
@@ -123,8 +135,9 @@ def run_ppo(
 
     Returns:
         One row for each memory and number of seeds: `steps_per_second` (environment steps of all seeds, learning
-        included), `compile_seconds`, `devices`; with a rival also `against`, its steps per second, and the `ratio` of
-        ours to those.
+        included), `compile_seconds`, `peak_megabytes` (of this process so far), `devices`; with a rival also `against`,
+        its steps per second, the `ratio` of ours to those, and `against_compile_seconds` and `against_peak_megabytes`
+        where it prints them.
     """
     rows = []
     for memory in memories:
@@ -147,8 +160,7 @@ def run_dqn(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None
         rival: A program to time in turns with these measurements.
 
     Returns:
-        One row for each number of seeds: `steps_per_second` (environment steps of all seeds, learning included),
-        `compile_seconds`, `devices`; with a rival as of `run_ppo`.
+        One row for each number of seeds, with the figures of `run_ppo`.
     """
     overrides = ["train.total_env_steps=20000", "log.every=20000", *DQN_SETTING]
     config = configs.load("dqn_cartpole", overrides)
@@ -167,16 +179,35 @@ def run_sac(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None
         rival: A program to time in turns with these measurements.
 
     Returns:
-        One row for each number of seeds: `steps_per_second` (environment steps of all seeds, learning included),
-        `roofline` (those that there could be if only the products of a batch with the square layers took time,
-        `SAC_PRODUCTS` of them for each step, timed in the same run), `compile_seconds`, `devices`; with a rival as of
-        `run_ppo`.
+        One row for each number of seeds, with the figures of `run_ppo` and the `roofline`: the environment steps per
+        second that there could be if only the products of a batch with the square layers took time, `SAC_PRODUCTS` of
+        them for each step, timed in the same run.
     """
-    config = configs.load("sac_pendulum", SAC_SETTING)
+    return _run_pendulum("sac", SAC_PRODUCTS, seeds, repeats, rival)
+
+
+def run_td3(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None = None) -> list[dict[str, Any]]:
+    """Times TD3 as `run_sac` times SAC, at the same sizes; the policy learns every other time (`TD3_PRODUCTS`).
+
+    Args:
+        seeds: Numbers of seeds, each one job on all devices of this process.
+        repeats: Measurements; the median counts.
+        rival: A program to time in turns with these measurements.
+
+    Returns:
+        As `run_sac`.
+    """
+    return _run_pendulum("td3", TD3_PRODUCTS, seeds, repeats, rival)
+
+
+def _run_pendulum(
+    name: str, products: float, seeds: Sequence[int], repeats: int, rival: Rival | None
+) -> list[dict[str, Any]]:
+    config = configs.load(f"{name}_pendulum", PENDULUM_SETTING)
     rows = []
     for count in seeds:
-        products = _products(256, count, repeats) / SAC_PRODUCTS
-        rows.append(_time(config, "sac Pendulum-v1 256x256", {}, count, repeats, rival) | {"roofline": products})
+        roofline = _products(256, count, repeats) / products
+        rows.append(_time(config, f"{name} Pendulum-v1 256x256", {}, count, repeats, rival) | {"roofline": roofline})
     return rows
 
 
@@ -274,13 +305,22 @@ def _time(
     state = over_seeds(trainer.init, mesh, (0,), axes())(keys)
     chunk = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), donate_argnums=(0,)).lower(state).compile()
     compile_seconds = time.perf_counter() - started
-    theirs: list[float] = []
+    theirs: list[dict[str, float]] = []
     between = (lambda: None) if rival is None else (lambda: theirs.append(rival.measure(seeds)))
     rates = _rates(chunk, state, trainer.env_steps_per_chunk * seeds, repeats, between)
     row = {"name": name, **labels, "seeds": seeds, "devices": mesh.size, **_summary(rates, compile_seconds)}
-    if theirs:
-        row |= {"against": statistics.median(theirs), "ratio": statistics.median(rates) / statistics.median(theirs)}
-    return row
+    row["peak_megabytes"] = peak_megabytes()
+    return row | _compared(row[_RATE], theirs)
+
+
+def _compared(ours: float, theirs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns what a row says of a rival's measurements: nothing if there are none."""
+    if not theirs:
+        return {}
+    printed = [name for name in (_RATE, *_PASSED_ON) if all(name in figures for figures in theirs)]
+    medians = {name: statistics.median(figures[name] for figures in theirs) for name in printed}
+    rate = medians.pop(_RATE)
+    return {"against": rate, "ratio": ours / rate, **{f"against_{name}": value for name, value in medians.items()}}
 
 
 def _rates(

@@ -168,13 +168,14 @@ def _parser() -> argparse.ArgumentParser:
     config.set_defaults(command=commands.config)
 
     bench = subparsers.add_parser("bench", help="measure speed on this machine", allow_abbrev=False)
-    bench.add_argument("benchmark", choices=("ppo", "dqn", "sac", "env", "replay", "compile", "logging"), help="what")
+    benchmarks = ("ppo", "dqn", "sac", "td3", "env", "replay", "compile", "logging")
+    bench.add_argument("benchmark", choices=benchmarks, help="what")
     bench.add_argument("--seeds", type=int, metavar="N", help="seeds in one job (default: 1, and then 8)")
     bench.add_argument("--memory", nargs="+", metavar="KIND", default=["none"], help="ppo: memories of the network")
     bench.add_argument(
         "--against",
         metavar="COMMAND",
-        help="ppo, dqn, sac: time a command in turns; {seeds} in it is their number, what it prints last the rate",
+        help="ppo, dqn, sac, td3: time a command in turns; {seeds} in it is their number, what it prints last the rate",
     )
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to a file as well")
     bench.set_defaults(command=commands.bench)

@@ -246,12 +246,13 @@ def bench(arguments: argparse.Namespace) -> None:
     from rollax.experiments import bench, bench_compile, bench_logging, bench_replay
 
     rival = None if arguments.against is None else bench.Rival(arguments.against)
-    if rival is not None and arguments.benchmark not in ("ppo", "dqn", "sac"):
-        raise InputError(f"--against has no use with bench {arguments.benchmark}: give it with ppo, dqn or sac.")
+    if rival is not None and arguments.benchmark not in ("ppo", "dqn", "sac", "td3"):
+        raise InputError(f"--against has no use with bench {arguments.benchmark}: give it with ppo, dqn, sac or td3.")
     benchmarks: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "ppo": lambda: bench.run_ppo(seeds, arguments.memory, rival=rival),
         "dqn": lambda: bench.run_dqn(seeds, rival=rival),
         "sac": lambda: bench.run_sac(seeds, rival=rival),
+        "td3": lambda: bench.run_td3(seeds, rival=rival),
         "env": bench.run_env,
         "compile": lambda: bench_compile.run_compile(seeds),
         "logging": lambda: bench_logging.run_logging(seeds),

@@ -14,7 +14,7 @@ from rollax.experiments import config as configs
 from tests.marks import thorough
 from tests.pages import ROOT, blocks
 
-QUICK = ("custom-loop", "logs")
+QUICK = ("custom-loop", "logs", "benchmarks")
 LONG = ("own-network", "many-seeds", "scaling", "resume", "export")  # several programs each
 PAGES = (*QUICK, *LONG)
 

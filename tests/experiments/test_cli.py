@@ -291,15 +291,33 @@ def test_bench(
 
 def test_bench_sac_shows_the_roofline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench, "SECONDS", 0.01)
-    monkeypatch.setattr(bench, "SAC_SETTING", [*bench.SAC_SETTING, "agent.hidden_sizes=[8]", "replay.batch_size=8"])
+    small = ("agent.hidden_sizes=[8]", "replay.batch_size=8")
+    monkeypatch.setattr(bench, "PENDULUM_SETTING", (*bench.PENDULUM_SETTING, *small))
     (row,) = bench.run_sac(seeds=(1,), repeats=1)
     assert row["roofline"] > 0
     assert row["steps_per_second"] > 0
+    assert row["peak_megabytes"] > 10
     monkeypatch.setattr(bench, "run_sac", lambda seeds, rival: [row])
     assert cli.main(["bench", "sac", "--seeds", "1"]) == 0
     header, line = capsys.readouterr().out.splitlines()
     assert "roofline" in header.split()
     assert f"{row['roofline']:,.2f}" in line.split()
+
+
+def test_bench_td3_has_the_sizes_of_sac(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    timed: list[ExperimentConfig] = []
+    monkeypatch.setattr(bench, "_products", lambda width, seeds, repeats: 16.0 * 11.5)
+    monkeypatch.setattr(bench, "_time", lambda config, name, *rest: timed.append(config) or {"name": name})
+    assert cli.main(["bench", "sac", "--seeds", "1"]) == 0
+    assert cli.main(["bench", "td3", "--seeds", "1"]) == 0
+    rooflines = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1::2]]
+    assert rooflines == ["11.50", "16.00"]  # products per second over those of one update
+    sac, td3 = timed
+    assert td3.replay == sac.replay
+    assert td3.train.updates_per_iteration == td3.train.num_steps == sac.train.num_steps
+    agents: list[Any] = [sac.agent, td3.agent]
+    assert {agent.hidden_sizes for agent in agents} == {(256, 256)}
+    assert agents[1].num_critics == agents[1].actor_period == 2
 
 
 def test_bench_ppo_with_memories(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,14 +335,22 @@ def test_bench_against_a_command_takes_turns(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(bench, "SECONDS", 0.01)
     monkeypatch.setattr(bench, "DQN_SETTING", (*bench.DQN_SETTING, "train.total_env_steps=100", "log.every=100"))
     turns = tmp_path / "turns"
-    program = f"open({str(turns)!r}, 'a').write('x'); print('compiling'); print({{seeds}} * 1000)"
+    # Its figures rise with each turn, the rate from 1,000 for each seed.
+    program = f"""import json
+with open({str(turns)!r}, 'a') as file:
+    turn = file.write('x') and file.tell()
+print('compiling')
+figures = dict(steps_per_second=1000 * {{seeds}} * turn, compile_seconds=turn, peak_megabytes=100 * turn, other='x')
+print(json.dumps(figures))"""
     command = shlex.join([sys.executable, "-c", program])
     measured = tmp_path / "bench.json"
     assert cli.main(["bench", "dqn", "--seeds", "2", "--against", command, "--json", str(measured)]) == 0
     (row,) = json.loads(measured.read_text())
     assert turns.read_text() == "xxxxx"  # after each of our five measurements
-    assert row["against"] == 2000
-    assert row["ratio"] == row["steps_per_second"] / 2000
+    assert row["against"] == 6000  # the medians of turns 1 to 5
+    assert row["ratio"] == row["steps_per_second"] / 6000
+    assert (row["against_compile_seconds"], row["against_peak_megabytes"]) == (3, 300)
+    assert "against_other" not in row
 
 
 @pytest.mark.parametrize(
@@ -342,8 +368,13 @@ def test_a_rival_has_to_print_its_rate(program: str, said: str) -> None:
 
 
 def test_a_rival_may_print_json() -> None:
-    program = "import json; print(json.dumps({'steps_per_second': 2.5}))"
-    assert bench.Rival(shlex.join([sys.executable, "-c", program])).measure(1) == 2.5
+    program = "import json; print(json.dumps({'steps_per_second': 2.5, 'compile_seconds': 4, 'jax': '0.10.2'}))"
+    measured = bench.Rival(shlex.join([sys.executable, "-c", program])).measure(1)
+    assert measured == {"steps_per_second": 2.5, "compile_seconds": 4}
+
+
+def test_a_rival_may_print_a_number_alone() -> None:
+    assert bench.Rival(shlex.join([sys.executable, "-c", "print(2.5)"])).measure(1) == {"steps_per_second": 2.5}
 
 
 @pytest.mark.thorough
