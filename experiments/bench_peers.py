@@ -99,7 +99,7 @@ class Peer:
 
 
 def _purejaxrl(module: str, setting: dict[str, Any]) -> Train:
-    jax.tree_map = jax.tree.map  # as JAX had it before 0.6
+    jax.tree_map = jax.tree.map  # type: ignore[attr-defined]
     for unused in ("wandb", "navix", "brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training"):
         sys.modules[unused] = mock.MagicMock()
     train: Train = importlib.import_module(module).make_train(dict(setting))
