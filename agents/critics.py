@@ -21,7 +21,7 @@ from rollax.agents.action_values import Returns, Target
 from rollax.agents.base import Hyperparameters, require
 from rollax.agents.transitions import Learnt
 from rollax.envs import spaces
-from rollax.envs.base import PyTree
+from rollax.envs.base import PyTree, select
 from rollax.errors import InputError, nearest
 
 DISTRIBUTIONS = ("none", "categorical", "quantile")
@@ -284,13 +284,29 @@ def every(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Returns `step(state, *arguments)`, a new state and metrics, where `updates` is a multiple of `period`.
 
-    Elsewhere the state stays and the metrics are NaN.
+    Elsewhere the state stays and the metrics are NaN. Under `vmap` the step is computed where it is the turn of any
+    lane, and not always, as for a `cond` on a batched number; lanes that count alike all step and wait together.
     """
     if period == 1:
         return step(state, *arguments)
     _, metrics = jax.eval_shape(step, state, *arguments)
     nothing = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), metrics)
-    return lax.cond(updates % period == 0, step, lambda state, *_: (state, nothing), state, *arguments)
+    due = updates % period == 0
+
+    def step_where_due(state: Any, *arguments: Any) -> tuple[Any, dict[str, jax.Array]]:
+        return select(due, step(state, *arguments), (state, nothing))
+
+    return lax.cond(_in_any_lane(due), step_where_due, lambda state, *_: (state, nothing), state, *arguments)
+
+
+@jax.custom_batching.custom_vmap
+def _in_any_lane(flag: jax.Array) -> jax.Array:
+    return flag
+
+
+@_in_any_lane.def_vmap
+def _(axis_size: int, in_batched: list[bool], flags: jax.Array) -> tuple[jax.Array, bool]:
+    return _in_any_lane(jnp.any(flags)), False
 
 
 def metrics(learnt: Learnt) -> dict[str, jax.Array]:

@@ -15,7 +15,7 @@ import rlax
 from tests.marks import thorough
 
 from rollax import InputError, envs, experiments, replay
-from rollax.agents import Agent, Rollout, ddpg, heads, transitions
+from rollax.agents import Agent, Rollout, critics, ddpg, heads, transitions
 from rollax.envs.spaces import Box, Discrete, MultiDiscrete
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -294,6 +294,20 @@ def test_a_critic_without_a_loss_stays_while_its_twin_learns() -> None:
     new = np.asarray(after.critics.params["head"]["advantage"][0]["kernel"])[..., 0]
     np.testing.assert_array_equal(new[0], kernel[0])
     assert (np.abs(new[1] - kernel[1]) > 5e-4).all()
+
+
+def test_a_step_now_and_then_is_left_out_of_all_lanes_but_taken_by_those_whose_turn_it_is() -> None:
+    def after(updates: jax.Array, value: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return critics.every(2, updates, lambda value: (value**2, {"loss": value}), value)
+
+    lanes = (jnp.array([[1, 2], [3, 5]]), jnp.array([[3.0, 4.0], [5.0, 6.0]]))
+    over_lanes = jax.vmap(jax.vmap(after))
+    values, metrics = jax.jit(over_lanes)(*lanes)
+    np.testing.assert_array_equal(values, [[3.0, 16.0], [5.0, 6.0]])
+    np.testing.assert_array_equal(metrics["loss"], [[np.nan, 4.0], [np.nan, np.nan]])
+    assert " cond[" in str(jax.make_jaxpr(over_lanes)(*lanes))  # a select would compute the step every time
+    slopes = jax.grad(lambda value: jnp.sum(over_lanes(lanes[0], value)[0]))(lanes[1])
+    np.testing.assert_array_equal(slopes, [[1.0, 8.0], [1.0, 1.0]])
 
 
 def test_the_policy_learns_on_multiples_of_its_period_and_targets_on_those_of_theirs() -> None:
