@@ -48,11 +48,12 @@ def _start(arguments: argparse.Namespace) -> Any:
     seeds = 1 if arguments.seeds is None else arguments.seeds
     if arguments.distributed is not None and arguments.out is None:
         raise InputError("--distributed needs --out DIR, the same folder for all processes.")
-    _start_processes(arguments, seeds)
     overrides = list(arguments.set)
     if arguments.seed is not None:
         overrides.append(f"train.seed={arguments.seed}")
-    config = configs.load(arguments.config, overrides, arguments.agent)
+    tables = configs.read_tables(arguments.config, overrides, arguments.agent)
+    _start_processes(arguments, tables, seeds)
+    config = configs.from_dict(tables)
     from rollax.experiments import runner
 
     return runner.run(
@@ -83,7 +84,8 @@ def _resume(arguments: argparse.Namespace) -> Any:
     _only_resume(settings)
     from rollax.experiments import run_folder
 
-    _start_processes(arguments, int(run_folder.open(arguments.resume).read_manifest()["seeds"]))
+    folder = run_folder.open(arguments.resume)
+    _start_processes(arguments, configs.read_tables(folder.config_path), int(folder.read_manifest()["seeds"]))
     from rollax.experiments import runner
 
     return runner.resume(arguments.resume, progress=not arguments.quiet)
@@ -93,9 +95,9 @@ def _new_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _start_processes(arguments: argparse.Namespace, seeds: int) -> None:
-    """Starts JAX here and, if the job has several processes, joins them."""
-    start_jax(seeds)
+def _start_processes(arguments: argparse.Namespace, tables: Mapping[str, Any], seeds: int) -> None:
+    """Starts JAX here for a run of a config and, if the job has several processes, joins them."""
+    start_jax(configs.spread_count(tables, seeds))
     if arguments.distributed is not None:
         from rollax.experiments import processes
 

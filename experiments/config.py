@@ -48,6 +48,9 @@ class TrainConfig:
     updates_per_iteration: int = 1  # calls of `agent.update` per iteration
     unroll: int = 2  # steps of the rollout's scan per loop turn: changes the speed, and results only by rounding
     seed: int = 0  # the root seed; seed i of a job is folded into it
+    # What `rollax train` spreads over the devices: the seeds of the job; or the environments of every seed, for one big
+    # run: each device steps its share of them, and gradients are averaged. Results differ only by rounding.
+    spread: Literal["seeds", "environments"] = "seeds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +132,15 @@ def load(source: str | Path, overrides: Sequence[str] = (), agent: str | None = 
     Raises:
         InputError: The file cannot be read or is no TOML, an override has another form, or a value cannot work.
     """
+    return from_dict(read_tables(source, overrides, agent))
+
+
+def read_tables(source: str | Path, overrides: Sequence[str] = (), agent: str | None = None) -> dict[str, Any]:
+    """Returns the tables of a config for `from_dict`, without a look at what is in them; arguments are those of `load`.
+
+    Raises:
+        InputError: The file cannot be read or is no TOML, or an override has another form.
+    """
     settings = [_parse_override(override) for override in overrides]
     if agent is not None:
         settings.append((["train", "agent"], agent))
@@ -145,7 +157,16 @@ def load(source: str | Path, overrides: Sequence[str] = (), agent: str | None = 
     for path, value in settings:
         if path[0] == "agent":
             _set(tables, path, value)
-    return from_dict(tables)
+    return tables
+
+
+def spread_count(tables: Mapping[str, Any], seeds: int) -> int:
+    """Returns how many seeds, or environments, a run spreads over its devices. The tables need not be checked yet."""
+    train = tables.get("train")
+    if not isinstance(train, Mapping) or train.get("spread") != "environments":
+        return seeds
+    num_envs = train.get("num_envs", TrainConfig.num_envs)
+    return int(num_envs) if isinstance(num_envs, int | float) and 0 < num_envs <= _INT32_MAX else seeds
 
 
 def from_dict(tables: Mapping[str, Any]) -> ExperimentConfig:

@@ -62,6 +62,8 @@ def make_host_train(config: ExperimentConfig, vector: HostVector) -> Callable[..
         InputError: Something in the config cannot work, or not with these environments; from `train`, the key is
             traced, or the hyperparameters have other names.
     """
+    if config.train.spread == "environments":
+        raise InputError("train.spread = 'environments' cannot spread environments that the host steps: give 'seeds'.")
     spaces = _spaces_of(vector)
     train = dataclasses.replace(config.train, num_envs=vector.num_envs)
     config = configs.check(dataclasses.replace(config, env=EnvConfig(vector), train=train))

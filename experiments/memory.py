@@ -13,7 +13,7 @@ import numpy as np
 from rollax.errors import InputError
 from rollax.experiments import processes
 from rollax.experiments.config import ExperimentConfig
-from rollax.experiments.sharding import over_seeds, padded, seed_mesh
+from rollax.experiments.sharding import AXIS, job_mesh, over_seeds, padded, places, seed_mesh
 from rollax.experiments.trainer import Trainer, axes, make_trainer
 
 _SAMPLE = 4
@@ -58,11 +58,21 @@ def estimate_memory(config: ExperimentConfig, seeds: int = 1) -> Memory:
         InputError: As `make_trainer`, or `seeds` is below 1.
     """
     trainer = make_trainer(config)
-    mesh = seed_mesh(seeds)
-    per_device = padded(seeds, mesh) // mesh.size
+    mesh = job_mesh(config.train, seeds)
+    per_device = padded(seeds, mesh) // mesh.shape[AXIS]
     sample = min(per_device, _SAMPLE)
-    state = _state(trainer, sample)
+    state = share = _state(trainer, sample)  # of one device
     one = seed_mesh(1)
+    if config.train.spread == "environments":
+        one = mesh
+        state = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            state,
+            places(state, mesh, 1),
+        )
+        share = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype), state
+        )
     compiled = over_seeds(trainer.chunk, one, (axes(),), (axes(), 0), (0,)).lower(state).compile()
     analysis = compiled.memory_analysis()
     if isinstance(analysis, list):
@@ -70,11 +80,11 @@ def estimate_memory(config: ExperimentConfig, seeds: int = 1) -> Memory:
     results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     temporary = (analysis.temp_size_in_bytes + results) / sample
     lanes = per_device * mesh.size
-    shared = tree_bytes(state.clock)
-    agents = tree_bytes(state.agent) // sample
+    shared = tree_bytes(share.clock)
+    agents = tree_bytes(share.agent) // sample
     return Memory(
         shared=shared * mesh.size,
-        state=(tree_bytes(state) - shared) // sample * lanes,
+        state=(tree_bytes(share) - shared) // sample * lanes,
         best=agents * lanes,
         temporary=round(temporary * lanes),
     )
@@ -94,8 +104,9 @@ def largest_number_of_seeds(config: ExperimentConfig, seeds: int, available: int
     memory = estimate_memory(config, seeds)
     if memory.total <= available:
         return seeds, memory
-    devices = seed_mesh(seeds).size
-    each = (memory.total - 2 * memory.shared) / padded(seeds, seed_mesh(seeds))
+    mesh = job_mesh(config.train, seeds)
+    devices = mesh.shape[AXIS]
+    each = (memory.total - 2 * memory.shared) / padded(seeds, mesh)
     fitting = int((available - 2 * memory.shared) / each)
     fitting = fitting // devices * devices if fitting >= devices else fitting
     if fitting < 1:

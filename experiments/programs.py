@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from rollax.experiments import debugging, memory, saving
 from rollax.experiments.evaluation import Evaluation
 from rollax.experiments.lanes import Lanes
-from rollax.experiments.sharding import over_seeds, padded, placed, seed_mesh, take_seeds
+from rollax.experiments.sharding import job_mesh, over_seeds, padded, placed, take_seeds
 from rollax.experiments.trainer import Trainer, TrainState, axes
 
 EVALUATION_STREAM = 0x6576616C
@@ -54,13 +54,13 @@ def prepare(
 
     Args:
         trainer: What each lane trains.
-        lanes: The lanes; they are spread over the devices.
+        lanes: The lanes; they are spread over the devices, or their environments are, as `train.spread` says.
         evaluate: From `make_evaluate`.
         debug: Whether nothing is compiled, but one lane watched for the first NaN.
         compiled: Programs of this structure by their number of lanes, to take them from and to put them into.
     """
     started = time.perf_counter()
-    mesh = seed_mesh(lanes.count)
+    mesh = job_mesh(trainer.config.train, lanes.count)
     total = padded(lanes.count, mesh)
     keys, numbers = placed(lambda: (lanes.keys(trainer.config.train.seed, total), lanes.numbers(total)), mesh)
     compiled = {} if compiled is None else compiled

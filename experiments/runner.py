@@ -36,7 +36,7 @@ from rollax.experiments.journal import Journal
 from rollax.experiments.lanes import Lanes, from_manifest, to_manifest
 from rollax.experiments.learning import Failure
 from rollax.experiments.programs import Prepared, Programs, prepare
-from rollax.experiments.sharding import seed_mesh, take_seeds
+from rollax.experiments.sharding import job_mesh, take_seeds
 from rollax.experiments.trainer import Trainer, TrainState, make_trainer
 
 
@@ -105,7 +105,7 @@ def run(
     hooks: Hooks | None = None,
     profile: str | Path | None = None,
 ) -> Result:
-    """Trains `seeds` seeds in one job on all devices of this process.
+    """Trains `seeds` seeds in one job on all devices of this process, over which `train.spread` spreads it.
 
     Seed i starts from `fold_in(key(train.seed), i)`, whatever the number of seeds. After each chunk the metrics are
     logged; at every evaluation point and at the end each seed plays `evaluation.episodes` greedy episodes. With a
@@ -138,6 +138,8 @@ def run(
         raise InputError(f"seeds = {seeds} must be between 1 and {run_folder.MAX_SEEDS}.")
     if debug and seeds != 1:
         raise InputError(f"seeds = {seeds} cannot be debugged at once: give 1.")
+    if debug and config.train.spread == "environments":
+        raise InputError("train.spread = 'environments' cannot be debugged, which is done on one device: give 'seeds'.")
     if hooks is not None and processes.count() > 1:
         raise InputError("hooks cannot be called by a job of several processes: give none.")
     loggers.check(config.log)
@@ -425,7 +427,7 @@ def _summary(
         "run_seconds": position.seconds,
         "steps_per_second": chunks * trainer.env_steps_per_chunk * seeds / position.seconds,
         "device": jax.local_devices()[0].device_kind,
-        "devices": seed_mesh(seeds).size,
+        "devices": job_mesh(trainer.config.train, seeds).size,
         "machine": provenance.machine(),
         "commit": provenance.commit(),
         "versions": checkpoint.versions(),

@@ -14,9 +14,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rollax.agents.devices import ENVIRONMENTS
 from rollax.errors import InputError
 from rollax.experiments import processes
+from rollax.experiments.config import TrainConfig
 from rollax.experiments.trainer import Trainer, TrainState, axes
 
 AXIS = "seeds"
+
+
+def job_mesh(train: TrainConfig, seeds: int) -> Mesh:
+    """Returns the mesh of a job: `environment_mesh` or `seed_mesh`, as `train.spread` says, with their errors."""
+    return environment_mesh(train.num_envs) if train.spread == "environments" else seed_mesh(seeds)
 
 
 def seed_mesh(seeds: int) -> Mesh:
@@ -36,8 +42,8 @@ def seed_mesh(seeds: int) -> Mesh:
 
 
 def padded(seeds: int, mesh: Mesh) -> int:
-    """Returns the smallest multiple of the mesh's devices that is not below `seeds`."""
-    return -(-seeds // mesh.size) * mesh.size
+    """Returns the smallest multiple of the mesh's devices along its seeds that is not below `seeds`."""
+    return -(-seeds // mesh.shape[AXIS]) * mesh.shape[AXIS]
 
 
 def over_seeds(
@@ -47,12 +53,14 @@ def over_seeds(
 
     Args:
         function: A pure function of one seed.
-        mesh: From `seed_mesh`.
+        mesh: From `job_mesh`.
         in_axes: As in `jax.vmap`, with 0 and None only; a tuple with one entry for each argument.
         out_axes: As in `jax.vmap`, with 0 and None only.
         donate_argnums: As in `jax.jit`.
     """
     mapped = jax.vmap(function, in_axes=in_axes, out_axes=out_axes)
+    if ENVIRONMENTS in mesh.shape:
+        return _over_environments(mapped, mesh, 1, donate_argnums)
     if mesh.size > 1:
         specs = [
             jax.tree.map(
@@ -65,26 +73,28 @@ def over_seeds(
 
 
 def environment_mesh(num_envs: int) -> Mesh:
-    """Returns a mesh of the devices of all processes of the job, for `over_environments`.
+    """Returns a mesh of the devices of all processes of the job, each of which has its share of the environments.
+
+    In one process there are no more devices in it than environments. Its axis of seeds has length 1.
 
     Raises:
-        InputError: `num_envs` is not a multiple of their number.
+        InputError: `num_envs` is not a multiple of the number of devices.
     """
-    devices = jax.devices()
+    devices = jax.devices() if processes.count() > 1 else jax.devices()[:num_envs]
     if num_envs % len(devices):
         raise InputError(
             f"train.num_envs = {num_envs} is not a multiple of the {len(devices)} devices that share the environments: "
             f"give {-(-num_envs // len(devices)) * len(devices)}, say."
         )
-    return Mesh(np.array(devices), (ENVIRONMENTS,))
+    return Mesh(np.array(devices)[None], (AXIS, ENVIRONMENTS))
 
 
 def over_environments(trainer: Trainer) -> tuple[Callable[[jax.Array], TrainState], Callable[[TrainState], Any]]:
-    """Spreads the environments of one big run over all devices of all processes.
+    """Spreads the environments of one seed over all devices of all processes, for a loop of one's own.
 
-    Each device steps its share of the environments and computes the gradient of its share of each batch; gradients are
-    averaged over devices, and the agent is the same on all. The compiler puts in what has to cross the devices, so that
-    an update is that of one device but for rounding. (On CPU it can't do so with `philox4x32` keys: use the default.)
+    It is what `train.spread = "environments"` does in `run`. Each device steps its share of the environments and
+    computes the gradient of its share of each batch; gradients are averaged over devices, and the agent is the same on
+    all. The compiler puts in what has to cross the devices, so that an update is that of one device but for rounding.
 
     Args:
         trainer: From `make_trainer`.
@@ -93,36 +103,65 @@ def over_environments(trainer: Trainer) -> tuple[Callable[[jax.Array], TrainStat
         `init(key)` and `chunk(state)`, as the trainer's, jitted; `chunk` is given its state's memory.
 
     Raises:
-        InputError: `train.num_envs` is not a multiple of the number of devices.
+        InputError: `train.num_envs` is not a multiple of the number of devices; from `init`, the key is of a kind that
+            the compiler cannot spread.
     """
-    num_envs = trainer.config.train.num_envs
-    mesh = environment_mesh(num_envs)
+    mesh = environment_mesh(trainer.config.train.num_envs)
+    return _over_environments(trainer.init, mesh, 0), _over_environments(trainer.chunk, mesh, 0, (0,))
 
-    def here(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def traced(argument: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                return function(argument)
 
-        return traced
+def _over_environments(
+    function: Callable[..., Any], mesh: Mesh, axis: int, donate_argnums: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Returns a jitted function whose batches are spread over a mesh, and whose results are at their `places`."""
 
-    def place(axis: int, tree: Any) -> Any:
-        spec = PartitionSpec(*[None] * axis, ENVIRONMENTS)
-        shared = [leaf.ndim > axis and leaf.shape[axis] == num_envs for leaf in jax.tree.leaves(tree)]
-        shardings = [NamedSharding(mesh, spec if is_shared else PartitionSpec()) for is_shared in shared]
-        return jax.tree.unflatten(jax.tree.structure(tree), shardings)
+    def traced(*arguments: Any) -> Any:
+        _check_keys(arguments, mesh)
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            results = function(*arguments)
+        return jax.lax.with_sharding_constraint(results, places(results, mesh, axis))
 
-    state = jax.eval_shape(trainer.init, jax.eval_shape(jax.random.key, 0))
-    whole: Any = jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec()), state)
-    spread = {name: place(0, getattr(state, name)) for name in ("memory", "env", "timestep")}
-    places = dataclasses.replace(whole, **spread, replay=place(1, state.replay))
-    init = jax.jit(here(trainer.init), out_shardings=places)
-    return init, jax.jit(here(trainer.chunk), out_shardings=(places, None), donate_argnums=0)
+    return jax.jit(traced, donate_argnums=donate_argnums)
+
+
+def places(tree: Any, mesh: Mesh, axis: int) -> Any:
+    """Returns the sharding of each array on an `environment_mesh`.
+
+    Args:
+        tree: Arrays or their shapes. What a `TrainState` in it has for each environment is spread; all else is whole on
+            each device.
+        mesh: From `environment_mesh`.
+        axis: That of the environments in the state of the environments: 1 behind seeds, 0 without.
+    """
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def of_part(part: Any) -> Any:
+        if not isinstance(part, TrainState):
+            return whole
+        num_envs = part.timestep.reward.shape[axis]
+
+        def spread(branch: Any, axis: int) -> Any:
+            share = NamedSharding(mesh, PartitionSpec(*[None] * axis, ENVIRONMENTS))
+            return jax.tree.map(
+                lambda leaf: share if leaf.ndim > axis and leaf.shape[axis] == num_envs else whole, branch
+            )
+
+        spreads = {name: spread(getattr(part, name), axis) for name in ("memory", "env", "timestep")}
+        everywhere: TrainState = jax.tree.map(lambda _: whole, part)
+        return dataclasses.replace(everywhere, **spreads, replay=spread(part.replay, axis + 1))
+
+    return jax.tree.map(of_part, tree, is_leaf=lambda part: isinstance(part, TrainState))
 
 
 def placed(function: Callable[[], Any], mesh: Mesh) -> Any:
-    """Returns what a function of nothing makes, arrays `[padded seeds, ...]`, with each device's share of it there."""
+    """Returns what a function of nothing makes, arrays `[padded seeds, ...]`, with each device's share of it there.
+
+    Raises:
+        InputError: There are keys among them of a kind that the compiler cannot spread.
+    """
     if mesh.size == 1:
         return function()
+    _check_keys(jax.eval_shape(function), mesh)
     return jax.jit(function, out_shardings=NamedSharding(mesh, PartitionSpec(AXIS)))()
 
 
@@ -137,7 +176,8 @@ def shard(train: Callable[[jax.Array], Any], seeds: int) -> Callable[[jax.Array]
         `keys [S] -> (TrainState, metrics)` with the seed axis of `axes()`.
 
     Raises:
-        InputError: `seeds` is below 1.
+        InputError: `seeds` is below 1; when called, the keys are others than S, or of a kind that the compiler cannot
+            spread.
     """
     mesh = seed_mesh(seeds)
     mapped = over_seeds(train, mesh, (0,), (axes(), 0))
@@ -148,6 +188,7 @@ def shard(train: Callable[[jax.Array], Any], seeds: int) -> Callable[[jax.Array]
             raise InputError(
                 f"keys have shape {keys.shape}: pass {seeds} keys, as jax.random.split(key, {seeds}) makes."
             )
+        _check_keys(keys, mesh)
         if total == seeds:
             return mapped(keys)
         outputs = mapped(keys[jnp.arange(total) % seeds])
@@ -163,3 +204,14 @@ def take_seeds(tree: Any, seed_axes: Any, index: int | slice | np.ndarray | None
         return branch if axis is None else jax.tree.map(lambda leaf: leaf[index], branch)
 
     return jax.tree.map(take, seed_axes, tree, is_leaf=lambda x: x is None)
+
+
+def _check_keys(tree: Any, mesh: Mesh) -> None:
+    """Raises an InputError if there are philox keys in a tree, and a mesh of several CPU devices."""
+    if mesh.size == 1 or mesh.devices.flat[0].platform != "cpu":
+        return
+    if any("key<phx" in str(leaf.dtype) for leaf in jax.tree.leaves(tree)):
+        raise InputError(
+            "random keys are of a philox kind, whose draws XLA cannot compile for several CPU devices: leave "
+            "jax_default_prng_impl as it is, or set JAX_NUM_CPU_DEVICES=1."
+        )

@@ -14,7 +14,7 @@ def start_jax(seeds: int) -> None:
     programs are kept in a cache folder of the user. What the user has set in the environment stays.
 
     Args:
-        seeds: Seeds of the job.
+        seeds: Seeds of the job; or environments of each, where those are spread.
     """
     import jax
 

@@ -1,5 +1,6 @@
-"""One process of a distributed run: `python -m tests.contract.distributed_child K PORT FOLDER run|stop|resume`."""
+"""One process of a job of two: `python -m tests.contract.distributed_child K PORT FOLDER run|stop|resume|environments`."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -12,6 +13,11 @@ jax.config.update("jax_num_cpu_devices", 1)
 from rollax import experiments  # noqa: E402
 from rollax.experiments import processes  # noqa: E402
 from rollax.experiments.run_folder import RunFolder  # noqa: E402
+
+
+def over_environments(config: experiments.ExperimentConfig) -> experiments.ExperimentConfig:
+    """Returns the config of a run whose environments are spread over the devices."""
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, spread="environments"))
 
 
 def main(number: str, port: str, folder: str, action: str) -> None:
@@ -30,6 +36,8 @@ def main(number: str, port: str, folder: str, action: str) -> None:
     try:
         if action == "resume":
             experiments.resume(folder)
+        elif action == "environments":
+            experiments.run(over_environments(CONFIGS["prioritised"]()), out=folder)
         else:
             experiments.run(CONFIGS["prioritised"](), seeds=3, out=folder)
     except KeyboardInterrupt as interrupt:

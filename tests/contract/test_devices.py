@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 from tests.contract.jobs import BEACON, differences, make_config
 
 from rollax import InputError, experiments
+from rollax.experiments import logs, memory, saving
+from rollax.experiments.sharding import job_mesh, over_seeds, places
+from rollax.experiments.trainer import axes
 
 pytestmark = pytest.mark.quick
 
@@ -61,3 +67,74 @@ def test_environments_have_to_divide_among_the_devices() -> None:
     config = make_config("ppo", "CartPole-v1", 3, 4, settings={"hidden_sizes": (8,), "num_minibatches": 1})
     with pytest.raises(InputError, match=r"train\.num_envs = 3 is not a multiple of the 2 devices"):
         experiments.over_environments(experiments.make_trainer(config))
+
+
+def spread(name: str, over: str, **changes: Any) -> experiments.ExperimentConfig:
+    """Returns one of the configs, with two iterations and what is spread over the devices."""
+    config = CONFIGS[name]
+    steps = 2 * config.train.num_envs * config.train.num_steps
+    return dataclasses.replace(
+        config, train=dataclasses.replace(config.train, total_env_steps=steps, spread=over), **changes
+    )
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("ppo", 1), ("dqn", 2)])
+def test_a_run_over_environments_is_the_run_over_seeds(name: str, seeds: int, tmp_path: Path) -> None:
+    runs = [experiments.run(spread(name, over), seeds, out=tmp_path / over) for over in ("seeds", "environments")]
+    assert [run.summary["devices"] for run in runs] == [seeds, 2]
+    assert not differences(*((run.state, run.best) for run in runs), 1e-5)
+    for file in ("metrics.csv", "evaluations.csv"):
+        assert not differences(*(logs.read_columns(tmp_path / over / file) for over in ("seeds", "environments")), 1e-5)
+
+
+def test_a_run_over_environments_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, seeds, shares = saving.Keeper.save, 2, []
+
+    def save_and_stop(keeper: saving.Keeper, chunk: int, saved: saving.Saved, seconds: float) -> None:
+        save(keeper, chunk, saved, seconds)
+        shares.extend(shard.data.shape for shard in saved.state.timestep.reward.addressable_shards)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(saving.Keeper, "save", save_and_stop)
+    config = spread("dqn", "environments", checkpoint=experiments.CheckpointConfig(every=1))
+    with pytest.raises(KeyboardInterrupt):
+        experiments.run(config, seeds, out=tmp_path)
+    assert shares == [(seeds, config.train.num_envs // 2)] * 2
+    monkeypatch.undo()
+    resumed, whole = experiments.resume(tmp_path), experiments.run(spread("dqn", "environments"), seeds)
+    assert not differences((resumed.state, resumed.best), (whole.state, whole.best))
+
+
+def test_the_memory_of_spread_environments_is_that_of_the_compiled_program() -> None:
+    config = spread("dqn", "environments")
+    trainer, mesh = experiments.make_trainer(config), job_mesh(config.train, 1)
+    state = memory._state(trainer, 1)
+    state = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), state, places(state, mesh, 1))
+    compiled = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), (0,)).lower(state).compile()
+    analysis = compiled.memory_analysis()
+    one = analysis.argument_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    program = 2 * (one + analysis.temp_size_in_bytes)
+    estimate = experiments.estimate_memory(config)
+    assert estimate.program == pytest.approx(program, rel=0.15)
+    assert estimate.state == pytest.approx(2 * analysis.argument_size_in_bytes - estimate.shared, rel=0.15)
+
+
+def test_what_cannot_be_spread_is_one_sentence() -> None:
+    config = spread("ppo", "environments")
+    odd = dataclasses.replace(config, train=dataclasses.replace(config.train, num_envs=3))
+    with pytest.raises(InputError, match=r"train\.num_envs = 3 is not a multiple of the 2 devices"):
+        experiments.run(odd)
+    with pytest.raises(InputError, match=r"train\.spread = 'environments' cannot be debugged"):
+        experiments.run(config, debug=True)
+    with pytest.raises(InputError, match=r"train\.spread = 'environments' cannot spread environments that the host"):
+        experiments.make_host_train(config, None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"train\.spread = 'devices' .*'environments'"):
+        experiments.load("ppo_cartpole", ["train.spread=devices"])
+    with jax.default_prng_impl("philox4x32"), pytest.raises(InputError, match="keys are of a philox kind"):
+        experiments.run(config)
+    init, _ = experiments.over_environments(experiments.make_trainer(config))
+    with pytest.raises(InputError, match="keys are of a philox kind"):
+        init(jax.random.key(0, impl="philox4x32"))
+    train = experiments.shard(experiments.make_train(config), 2)
+    with pytest.raises(InputError, match="keys are of a philox kind"):
+        train(jax.random.split(jax.random.key(0, impl="philox4x32"), 2))

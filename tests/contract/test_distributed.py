@@ -53,6 +53,18 @@ def test_two_processes_train_stop_and_go_on_as_one_would(tmp_path: Path) -> None
     assert run_folder.open(two).read_summary()["devices"] == 2
 
 
+def test_two_processes_share_the_environments_of_one_seed(tmp_path: Path) -> None:
+    two, one = tmp_path / "two", tmp_path / "one"
+    in_two_processes(two, "environments")
+    config = CONFIGS["prioritised"]()
+    experiments.run(config, out=one)
+    like = saving.agents_like(experiments.make_trainer(config), 1)
+    alone, together = (checkpoint.restore(folder / "checkpoints" / "final", like) for folder in (one, two))
+    assert not differences(alone, together, 1e-5)
+    assert not differences(*(logs.read_columns(folder / "metrics.csv") for folder in (one, two)), 1e-5)
+    assert run_folder.open(two).read_summary()["devices"] == 2
+
+
 @pytest.mark.parametrize(
     ("place", "said"),
     [
