@@ -1,4 +1,4 @@
-"""One process of a job of two: `python -m tests.contract.distributed_child K PORT FOLDER run|stop|resume|environments`."""
+"""One process of a job of two: `python -m tests.contract.distributed_child K PORT FOLDER ACTION`, as in `main`."""
 
 import dataclasses
 import os

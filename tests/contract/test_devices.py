@@ -13,6 +13,7 @@ import pytest
 from tests.contract.jobs import BEACON, differences, make_config
 
 from rollax import InputError, experiments
+from rollax.experiments import config as configs
 from rollax.experiments import logs, memory, saving
 from rollax.experiments.sharding import job_mesh, over_seeds, places
 from rollax.experiments.trainer import axes
@@ -117,6 +118,24 @@ def test_the_memory_of_spread_environments_is_that_of_the_compiled_program() -> 
     estimate = experiments.estimate_memory(config)
     assert estimate.program == pytest.approx(program, rel=0.15)
     assert estimate.state == pytest.approx(2 * analysis.argument_size_in_bytes - estimate.shared, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("train", "count"),
+    [
+        ({}, 3),
+        ({"num_envs": 64}, 3),
+        ({"num_envs": 64, "spread": "seeds"}, 3),
+        ({"spread": "environments"}, experiments.TrainConfig.num_envs),
+        ({"num_envs": 64, "spread": "environments"}, 64),
+        ({"num_envs": "many", "spread": "environments"}, 3),  # as all below: an error, once it is checked
+        ({"num_envs": -1, "spread": "environments"}, 3),
+        ({"num_envs": math.inf, "spread": "environments"}, 3),
+        ("spread", 3),
+    ],
+)
+def test_the_command_line_starts_a_device_for_each_environment_that_is_spread(train: Any, count: int) -> None:
+    assert configs.spread_count({"train": train}, 3) == count
 
 
 def test_what_cannot_be_spread_is_one_sentence() -> None:

@@ -98,6 +98,17 @@ def test_train_defaults(runs: list[dict[str, Any]]) -> None:
     assert call["config"].train.seed == 0
 
 
+def test_devices_are_started_for_what_a_run_spreads(
+    runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(commands, "start_jax", started.append)
+    assert cli.main(["train", "ppo_cartpole", "--seeds", "3"]) == 0
+    spread = ["train.spread=environments", "train.num_envs=64"]
+    assert cli.main(["train", "ppo_cartpole", "--seeds", "3", "--set", *spread]) == 0
+    assert started == [3, 64]
+
+
 def test_train_tells_what_failed(
     runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
