@@ -51,6 +51,9 @@ class TrainConfig:
     # What `rollax train` spreads over the devices: the seeds of the job; or the environments of every seed, for one big
     # run: each device steps its share of them, and gradients are averaged. Results differ only by rounding.
     spread: Literal["seeds", "environments"] = "seeds"
+    # How many of its seeds a device trains at once, at most: equal groups of them follow each other, which changes the
+    # speed, the memory that activations take, and results only by rounding. 0: all.
+    seeds_at_once: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,6 +325,7 @@ def _check_ranges(config: ExperimentConfig) -> None:
         "train.updates_per_iteration": (train.updates_per_iteration, 1),
         "train.unroll": (train.unroll, 1),
         "train.seed": (train.seed, 0),
+        "train.seeds_at_once": (train.seeds_at_once, 0),
         "evaluation.episodes": (evaluation.episodes, 1),
         "evaluation.step_cap": (evaluation.step_cap, 0),
     }

@@ -82,9 +82,13 @@ def estimate_memory(config: ExperimentConfig, seeds: int = 1) -> Memory:
     lanes = per_device * mesh.size
     shared = tree_bytes(share.clock)
     agents = tree_bytes(share.agent) // sample
+    each = (tree_bytes(share) - shared) // sample
+    group = config.train.seeds_at_once
+    if 0 < group < per_device:  # a group's states are held twice
+        temporary = (temporary + each) * group / per_device
     return Memory(
         shared=shared * mesh.size,
-        state=(tree_bytes(share) - shared) // sample * lanes,
+        state=each * lanes,
         best=agents * lanes,
         temporary=round(temporary * lanes),
     )

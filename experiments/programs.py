@@ -87,16 +87,19 @@ def _compile(
         memory.require_room(trainer.config, jax.eval_shape(init, keys, numbers))
     state = init(keys, numbers)
 
-    def compiled(function: Any, in_axes: Any, out_axes: Any, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
+    def compiled(
+        function: Any, in_axes: Any, out_axes: Any, *arguments: Any, donate: tuple[int, ...] = (), at_once: int = 0
+    ) -> Any:
         if debug:
             return debugging.of_one_seed(function, in_axes, out_axes)
-        return over_seeds(function, mesh, in_axes, out_axes, donate).lower(*arguments).compile()
+        return over_seeds(function, mesh, in_axes, out_axes, donate, at_once).lower(*arguments).compile()
 
     def evaluate_seed(agent_state: Any, seed_key: jax.Array, index: jax.Array, explore: bool) -> Evaluation:
         key = jax.random.fold_in(jax.random.fold_in(seed_key, EVALUATION_STREAM), index)
         return evaluate(agent_state, key, explore=explore)
 
-    chunk = compiled(trainer.chunk, (axes(),), (axes(), 0), state, donate=(0,))
+    at_once = trainer.config.train.seeds_at_once
+    chunk = compiled(trainer.chunk, (axes(),), (axes(), 0), state, donate=(0,), at_once=at_once)
     index = np.int32(0)
     greedy, sampled = (
         compiled(functools.partial(evaluate_seed, explore=explore), (0, 0, None), 0, state.agent, keys, index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,12 @@ def padded(seeds: int, mesh: Mesh) -> int:
 
 
 def over_seeds(
-    function: Callable[..., Any], mesh: Mesh, in_axes: Any, out_axes: Any, donate_argnums: tuple[int, ...] = ()
+    function: Callable[..., Any],
+    mesh: Mesh,
+    in_axes: Any,
+    out_axes: Any,
+    donate_argnums: tuple[int, ...] = (),
+    at_once: int = 0,
 ) -> Any:
     """Returns the jitted function that maps `function`, of one seed, over the seeds of a mesh.
 
@@ -57,8 +63,11 @@ def over_seeds(
         in_axes: As in `jax.vmap`, with 0 and None only; a tuple with one entry for each argument.
         out_axes: As in `jax.vmap`, with 0 and None only.
         donate_argnums: As in `jax.jit`.
+        at_once: As `train.seeds_at_once`, where the function is `Trainer.chunk`.
     """
     mapped = jax.vmap(function, in_axes=in_axes, out_axes=out_axes)
+    if at_once:
+        mapped = _in_groups(mapped, at_once)
     if ENVIRONMENTS in mesh.shape:
         return _over_environments(mapped, mesh, 1, donate_argnums)
     if mesh.size > 1:
@@ -70,6 +79,35 @@ def over_seeds(
         ]
         mapped = jax.shard_map(mapped, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
     return jax.jit(mapped, donate_argnums=donate_argnums)
+
+
+def _in_groups(chunk: Callable[[TrainState], Any], at_once: int) -> Callable[[TrainState], Any]:
+    """Returns a mapped `Trainer.chunk` that trains equal groups of no more than `at_once` seeds in turn.
+
+    Each group is written back to where it was: `lax.map` would hold the states of all seeds twice.
+    """
+
+    def call(state: TrainState) -> Any:
+        seeds = state.key.shape[0]
+        size = max(size for size in range(1, min(at_once, seeds) + 1) if seeds % size == 0)
+        if size == seeds:
+            return chunk(state)
+        nowhere: Any = None
+
+        def train(index: jax.Array, carry: Any) -> Any:
+            done, start = carry[:2], index * size
+            group = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), done[0])
+            group, metrics = chunk(dataclasses.replace(group, clock=state.clock))
+            seeded = dataclasses.replace(group, clock=nowhere), metrics
+            write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+            return *jax.tree.map(write, done, seeded), group.clock
+
+        metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(chunk, state)[1])
+        carry = dataclasses.replace(state, clock=nowhere), metrics, state.clock
+        done, metrics, clock = jax.lax.fori_loop(0, seeds // size, train, carry)
+        return dataclasses.replace(done, clock=clock), metrics
+
+    return call
 
 
 def environment_mesh(num_envs: int) -> Mesh:

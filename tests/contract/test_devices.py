@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import pytest
 from tests.contract.jobs import BEACON, differences, make_config
+from tests.contract.jobs import CONFIGS as JOBS
 
 from rollax import InputError, experiments
 from rollax.experiments import config as configs
 from rollax.experiments import logs, memory, saving
-from rollax.experiments.sharding import job_mesh, over_seeds, places
+from rollax.experiments.sharding import job_mesh, over_seeds, places, seed_mesh
 from rollax.experiments.trainer import axes
 
 pytestmark = pytest.mark.quick
@@ -70,18 +71,17 @@ def test_environments_have_to_divide_among_the_devices() -> None:
         experiments.over_environments(experiments.make_trainer(config))
 
 
-def spread(name: str, over: str, **changes: Any) -> experiments.ExperimentConfig:
+def spread(name: str, over: str, at_once: int = 0, **changes: Any) -> experiments.ExperimentConfig:
     """Returns one of the configs, with two iterations and what is spread over the devices."""
     config = CONFIGS[name]
     steps = 2 * config.train.num_envs * config.train.num_steps
-    return dataclasses.replace(
-        config, train=dataclasses.replace(config.train, total_env_steps=steps, spread=over), **changes
-    )
+    train = dataclasses.replace(config.train, total_env_steps=steps, spread=over, seeds_at_once=at_once)
+    return dataclasses.replace(config, train=train, **changes)
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("ppo", 1), ("dqn", 2)])
 def test_a_run_over_environments_is_the_run_over_seeds(name: str, seeds: int, tmp_path: Path) -> None:
-    runs = [experiments.run(spread(name, over), seeds, out=tmp_path / over) for over in ("seeds", "environments")]
+    runs = [experiments.run(spread(name, over, 1), seeds, out=tmp_path / over) for over in ("seeds", "environments")]
     assert [run.summary["devices"] for run in runs] == [seeds, 2]
     assert not differences(*((run.state, run.best) for run in runs), 1e-5)
     for file in ("metrics.csv", "evaluations.csv"):
@@ -104,6 +104,8 @@ def test_a_run_over_environments_that_was_stopped_goes_on(tmp_path: Path, monkey
     monkeypatch.undo()
     resumed, whole = experiments.resume(tmp_path), experiments.run(spread("dqn", "environments"), seeds)
     assert not differences((resumed.state, resumed.best), (whole.state, whole.best))
+    alone = experiments.run(spread("dqn", "seeds"), seeds)
+    assert not differences((alone.state, alone.best), (whole.state, whole.best), 1e-5)
 
 
 def test_the_memory_of_spread_environments_is_that_of_the_compiled_program() -> None:
@@ -118,6 +120,24 @@ def test_the_memory_of_spread_environments_is_that_of_the_compiled_program() -> 
     estimate = experiments.estimate_memory(config)
     assert estimate.program == pytest.approx(program, rel=0.15)
     assert estimate.state == pytest.approx(2 * analysis.argument_size_in_bytes - estimate.shared, rel=0.15)
+
+
+def test_seeds_in_groups_are_those_of_one_vmap_and_stay_in_place() -> None:
+    config, seeds = JOBS["prioritised"](), 6
+    assert config.replay is not None
+    config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, capacity=8_192))
+    trainer, mesh = experiments.make_trainer(config), seed_mesh(1)
+    init = over_seeds(trainer.init, mesh, (0,), axes())
+    results = []
+    for at_once, held_twice in ((0, 0), (5, 3)):  # groups are equal: of three, below five
+        state = init(jax.random.split(jax.random.key(0), seeds))
+        chunk = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), (0,), at_once).lower(state).compile()
+        most = (held_twice / seeds + 0.1) * memory.tree_bytes(state)
+        assert chunk.memory_analysis().temp_size_in_bytes < most
+        for _ in range(3):
+            state, metrics = chunk(state)
+        results.append((state, metrics))
+    assert not differences(*results, tolerance=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ def program_bytes(config: experiments.ExperimentConfig, seeds: int) -> int:
     trainer = experiments.make_trainer(config)
     mesh = seed_mesh(seeds)
     state = memory._state(trainer, padded(seeds, mesh))
-    compiled = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), (0,)).lower(state).compile()
+    at_once = config.train.seeds_at_once
+    compiled = over_seeds(trainer.chunk, mesh, (axes(),), (axes(), 0), (0,), at_once).lower(state).compile()
     analysis = compiled.memory_analysis()  # of one device
     assert analysis is not None
     one = analysis.argument_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
@@ -39,8 +40,10 @@ def large_replay() -> experiments.ExperimentConfig:
     return dataclasses.replace(config, replay=dataclasses.replace(config.replay, capacity=ROWS))
 
 
-def test_the_estimate_is_that_of_the_compiled_program() -> None:
+@pytest.mark.parametrize("at_once", [0, 4])
+def test_the_estimate_is_that_of_the_compiled_program(at_once: int) -> None:
     config = CONFIGS["rollout"]()
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, seeds_at_once=at_once))
     estimate = experiments.estimate_memory(config, seeds=16)
     assert estimate.program == pytest.approx(program_bytes(config, 16), rel=0.15)
 
