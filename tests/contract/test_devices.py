@@ -19,8 +19,6 @@ from rollax.experiments import logs, memory, saving
 from rollax.experiments.sharding import job_mesh, over_seeds, places, seed_mesh
 from rollax.experiments.trainer import axes
 
-pytestmark = pytest.mark.quick
-
 CONFIGS = {
     "ppo": make_config(
         "ppo", "CartPole-v1", 8, 4, settings={"hidden_sizes": (8,), "num_minibatches": 2, "num_epochs": 1}
@@ -108,6 +106,7 @@ def test_a_run_over_environments_that_was_stopped_goes_on(tmp_path: Path, monkey
     assert not differences((alone.state, alone.best), (whole.state, whole.best), 1e-5)
 
 
+@pytest.mark.thorough
 def test_the_memory_of_spread_environments_is_that_of_the_compiled_program() -> None:
     config = spread("dqn", "environments")
     trainer, mesh = experiments.make_trainer(config), job_mesh(config.train, 1)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from tests.contract.jobs import CONFIGS
+from tests.marks import thorough
 
 from rollax import InputError, experiments
 from rollax.experiments import config as configs
@@ -40,7 +41,7 @@ def large_replay() -> experiments.ExperimentConfig:
     return dataclasses.replace(config, replay=dataclasses.replace(config.replay, capacity=ROWS))
 
 
-@pytest.mark.parametrize("at_once", [0, 4])
+@pytest.mark.parametrize("at_once", [0, *thorough(4)])
 def test_the_estimate_is_that_of_the_compiled_program(at_once: int) -> None:
     config = CONFIGS["rollout"]()
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, seeds_at_once=at_once))
