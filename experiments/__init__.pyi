@@ -3,6 +3,7 @@ from .checkpoint import save as save
 from .comparison import Comparison as Comparison
 from .comparison import compare as compare
 from .config import CheckpointConfig as CheckpointConfig
+from .config import CompilerConfig as CompilerConfig
 from .config import EnvConfig as EnvConfig
 from .config import EvaluationConfig as EvaluationConfig
 from .config import ExperimentConfig as ExperimentConfig

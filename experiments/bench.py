@@ -22,6 +22,7 @@ from rollax.envs.base import with_types_of
 from rollax.errors import InputError
 from rollax.experiments import config as configs
 from rollax.experiments.bench_peers import peak_megabytes
+from rollax.experiments.bench_roofline import Products, of_network, roofline
 from rollax.experiments.sharding import over_seeds, padded, seed_mesh
 from rollax.experiments.trainer import axes, make_trainer
 
@@ -50,14 +51,21 @@ PENDULUM_SETTING = (
     "replay.min_size=8",
     "agent.hidden_sizes=[256, 256]",
 )
-SAC_PRODUCTS = 16
+PPO_PRODUCTS = [
+    *of_network(128, (4, 64, 64, 2), forwards=16 / 512 + 1 / 128, backwards=16 / 512),
+    *of_network(128, (4, 64, 64, 1), forwards=16 / 512 + 2 / 128, backwards=16 / 512),
+]
+"""Of actor and critic: 16 minibatches in 512 steps, and before them all that acted and, for the critic, successors."""
+DQN_PRODUCTS = of_network(128, (4, 120, 84, 2), forwards=2 / 10, backwards=1 / 10)
+"""One update in ten steps: the values of a batch, forwards and backwards, and of its successors."""
+SAC_PRODUCTS = [Products(256, 256, 256, 16)]
 """Products of a batch with a square layer in one update of SAC with two critics.
 
 The policy: once at the successors, three times (forwards, and backwards to inputs and weights) in its own loss. Each
 critic: once at the successors, three times in its loss, and twice, forwards and backwards to the action, in the
 policy's.
 """
-TD3_PRODUCTS = 11.5
+TD3_PRODUCTS = [Products(256, 256, 256, 11.5)]
 """As `SAC_PRODUCTS`, of TD3 with two critics and one update of the policy for every two of theirs.
 
 The policy: once at the successors, three times in its own loss, half of it counted. Each critic: once at the
@@ -135,16 +143,19 @@ def run_ppo(
 
     Returns:
         One row for each memory and number of seeds: `steps_per_second` (environment steps of all seeds, learning
-        included), `compile_seconds`, `peak_megabytes` (of this process so far), `devices`; with a rival also `against`,
-        its steps per second, the `ratio` of ours to those, and `against_compile_seconds` and `against_peak_megabytes`
-        where it prints them.
+        included), `compile_seconds`, `peak_megabytes` (of this process so far), `devices`; without a memory also the
+        `roofline`, the steps per second if only the matrix products of updates took time, each timed in the same run;
+        with a rival also `against`, its steps per second, the `ratio` of ours to those, and `against_compile_seconds`
+        and `against_peak_megabytes` where it prints them.
     """
     rows = []
     for memory in memories:
         config = configs.load(
             "ppo_cartpole", ["train.total_env_steps=25600", "log.every=25600", f"agent.memory={memory}"]
         )
-        rows += [_time(config, "ppo CartPole-v1 4x128", {"memory": memory}, count, repeats, rival) for count in seeds]
+        products = PPO_PRODUCTS if memory == "none" else []
+        for count in seeds:
+            rows.append({"memory": memory, **_time(config, "ppo CartPole-v1 4x128", products, count, repeats, rival)})
     return rows
 
 
@@ -164,11 +175,11 @@ def run_dqn(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None
     """
     overrides = ["train.total_env_steps=20000", "log.every=20000", *DQN_SETTING]
     config = configs.load("dqn_cartpole", overrides)
-    return [_time(config, "dqn CartPole-v1 10 envs", {}, count, repeats, rival) for count in seeds]
+    return [_time(config, "dqn CartPole-v1 10 envs", DQN_PRODUCTS, count, repeats, rival) for count in seeds]
 
 
 def run_sac(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None = None) -> list[dict[str, Any]]:
-    """Times SAC in its usual setting, for each number of seeds in turn, beside what its matrix products alone allow.
+    """Times SAC in its usual setting, for each number of seeds in turn.
 
     The setting: Pendulum-v1, one environment, one update on a batch of 256 for each environment step (eight of them
     after eight steps), policy and two critics with two layers of 256 units.
@@ -179,11 +190,10 @@ def run_sac(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None
         rival: A program to time in turns with these measurements.
 
     Returns:
-        One row for each number of seeds, with the figures of `run_ppo` and the `roofline`: the environment steps per
-        second that there could be if only the products of a batch with the square layers took time, `SAC_PRODUCTS` of
-        them for each step, timed in the same run.
+        One row for each number of seeds, with the figures of `run_ppo`; the `roofline` is of the square layers.
     """
-    return _run_pendulum("sac", SAC_PRODUCTS, seeds, repeats, rival)
+    config = configs.load("sac_pendulum", PENDULUM_SETTING)
+    return [_time(config, "sac Pendulum-v1 256x256", SAC_PRODUCTS, count, repeats, rival) for count in seeds]
 
 
 def run_td3(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None = None) -> list[dict[str, Any]]:
@@ -197,31 +207,8 @@ def run_td3(seeds: Sequence[int] = (1, 8), repeats: int = 5, rival: Rival | None
     Returns:
         As `run_sac`.
     """
-    return _run_pendulum("td3", TD3_PRODUCTS, seeds, repeats, rival)
-
-
-def _run_pendulum(
-    name: str, products: float, seeds: Sequence[int], repeats: int, rival: Rival | None
-) -> list[dict[str, Any]]:
-    config = configs.load(f"{name}_pendulum", PENDULUM_SETTING)
-    rows = []
-    for count in seeds:
-        roofline = _products(256, count, repeats) / products
-        rows.append(_time(config, f"{name} Pendulum-v1 256x256", {}, count, repeats, rival) | {"roofline": roofline})
-    return rows
-
-
-def _products(width: int, seeds: int, repeats: int) -> float:
-    """Returns the products `[width, width] @ [width, width]` per second of all seeds, in a scan for each seed."""
-    mesh, calls = seed_mesh(seeds), 64
-
-    def multiply(carry: jax.Array) -> tuple[jax.Array, None]:
-        weights = jnp.eye(width)
-        return lax.scan(lambda x, _: (x @ weights, None), carry, length=calls)[0], None
-
-    carry = jnp.ones((padded(seeds, mesh), width, width))
-    compiled = over_seeds(multiply, mesh, (0,), (0, None)).lower(carry).compile()
-    return statistics.median(_rates(compiled, carry, calls * seeds, repeats))
+    config = configs.load("td3_pendulum", PENDULUM_SETTING)
+    return [_time(config, "td3 Pendulum-v1 256x256", TD3_PRODUCTS, count, repeats, rival) for count in seeds]
 
 
 def run_env(
@@ -296,7 +283,12 @@ def _rollout(env_id: str, way: str, num_envs: int, num_steps: int) -> tuple[Any,
 
 
 def _time(
-    config: configs.ExperimentConfig, name: str, labels: dict[str, str], seeds: int, repeats: int, rival: Rival | None
+    config: configs.ExperimentConfig,
+    name: str,
+    products: Sequence[Products],
+    seeds: int,
+    repeats: int,
+    rival: Rival | None,
 ) -> dict[str, Any]:
     trainer = make_trainer(config)
     mesh = seed_mesh(seeds)
@@ -308,8 +300,10 @@ def _time(
     theirs: list[dict[str, float]] = []
     between = (lambda: None) if rival is None else (lambda: theirs.append(rival.measure(seeds)))
     rates = _rates(chunk, state, trainer.env_steps_per_chunk * seeds, repeats, between)
-    row = {"name": name, **labels, "seeds": seeds, "devices": mesh.size, **_summary(rates, compile_seconds)}
+    row = {"name": name, "seeds": seeds, "devices": mesh.size, **_summary(rates, compile_seconds)}
     row["peak_megabytes"] = peak_megabytes()
+    if products:
+        row["roofline"] = roofline(products, seeds, SECONDS / 10)
     return row | _compared(row[_RATE], theirs)
 
 

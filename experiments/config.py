@@ -1,8 +1,8 @@
 """Experiment configs: typed, frozen dataclasses, read from TOML files and written back to them.
 
 A config has one table for each part of an experiment: `[env]`, `[train]`, `[agent]`, `[replay]`, `[evaluation]`,
-`[log]`, `[checkpoint]` and `[sweep]`. Every value is checked before anything is traced or compiled. Steps of the
-environment are counted per seed, over all of its parallel environments.
+`[log]`, `[checkpoint]`, `[compiler]` and `[sweep]`. Every value is checked before anything is traced or compiled. Steps
+of the environment are counted per seed, over all of its parallel environments.
 """
 
 from __future__ import annotations
@@ -107,6 +107,17 @@ class CheckpointConfig:
     replay: bool = True  # whether the replay buffer is saved too; if not, a resumed run starts with an empty one
 
 
+@dataclasses.dataclass(frozen=True)
+class CompilerConfig:
+    """`[compiler]`: how XLA compiles training and evaluation. Nothing is set that is not written here."""
+
+    # In what numbers float32 matrices are multiplied. "default" leaves it to the device: a CPU keeps float32, a recent
+    # GPU rounds to TF32 (10 bits after the point), a TPU to bfloat16 (7 bits). "highest" is float32 on each.
+    matmul_precision: Literal["default", "high", "highest"] = "default"
+    # Every other key of the table: an option of XLA, named as in XLA_FLAGS without the dashes.
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata=REST)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """A whole experiment."""
@@ -119,6 +130,7 @@ class ExperimentConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
     log: LogConfig = LogConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    compiler: CompilerConfig = CompilerConfig()
     sweep: SweepConfig | None = None  # what `rollax sweep` tries; a plain run leaves it out
 
 

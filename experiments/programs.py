@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rollax.experiments import debugging, memory, saving
+from rollax.experiments import compiler, debugging, memory, saving
 from rollax.experiments.evaluation import Evaluation
 from rollax.experiments.lanes import Lanes
 from rollax.experiments.sharding import job_mesh, over_seeds, padded, placed, take_seeds
@@ -58,8 +58,12 @@ def prepare(
         evaluate: From `make_evaluate`.
         debug: Whether nothing is compiled, but one lane watched for the first NaN.
         compiled: Programs of this structure by their number of lanes, to take them from and to put them into.
+
+    Raises:
+        InputError: XLA has no such options, or there is no room for the lanes.
     """
     started = time.perf_counter()
+    compiler.check(trainer.config.compiler)
     mesh = job_mesh(trainer.config.train, lanes.count)
     total = padded(lanes.count, mesh)
     keys, numbers = placed(lambda: (lanes.keys(trainer.config.train.seed, total), lanes.numbers(total)), mesh)
@@ -92,7 +96,8 @@ def _compile(
     ) -> Any:
         if debug:
             return debugging.of_one_seed(function, in_axes, out_axes)
-        return over_seeds(function, mesh, in_axes, out_axes, donate, at_once).lower(*arguments).compile()
+        mapped = over_seeds(function, mesh, in_axes, out_axes, donate, at_once)
+        return compiler.compiled(trainer.config.compiler, mapped, *arguments)
 
     def evaluate_seed(agent_state: Any, seed_key: jax.Array, index: jax.Array, explore: bool) -> Evaluation:
         key = jax.random.fold_in(jax.random.fold_in(seed_key, EVALUATION_STREAM), index)

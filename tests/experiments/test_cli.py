@@ -21,6 +21,7 @@ from rollax.experiments import (
     bench,
     bench_compile,
     bench_replay,
+    bench_roofline,
     cli,
     commands,
     env_checks,
@@ -28,6 +29,7 @@ from rollax.experiments import (
     run_evaluation,
     runner,
 )
+from rollax.experiments.bench_roofline import Products, of_network
 from rollax.experiments.config import ExperimentConfig, shipped
 
 SCORES: dict[str, Any] = {"iqm": 495.25, "interval": [480.0, 500.0], "unfinished": 0}
@@ -315,14 +317,34 @@ def test_bench_sac_shows_the_roofline(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert f"{row['roofline']:,.2f}" in line.split()
 
 
+def test_products_of_a_network() -> None:
+    # A pass backwards has no product for the gradient of the observations.
+    first, second, last = of_network(128, (4, 120, 84, 2), forwards=2.0, backwards=1.0)
+    assert first == Products(128, 4, 120, 3.0)
+    assert second == Products(128, 120, 84, 4.0)
+    assert last == Products(128, 84, 2, 4.0)
+
+
+def test_a_roofline_is_one_over_the_sum_of_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_roofline, "_time", lambda product, seeds, seconds: product.rows * seeds * seconds)
+    # 0.5 products of 2 seconds each and 1 of 4 for each step of each of 4 seeds at once.
+    assert bench_roofline.roofline([Products(1, 1, 1, 0.5), Products(2, 1, 1, 1.0)], 4, 0.5) == 4 / (0.5 * 2 + 4)
+
+
 def test_bench_td3_has_the_sizes_of_sac(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     timed: list[ExperimentConfig] = []
-    monkeypatch.setattr(bench, "_products", lambda width, seeds, repeats: 16.0 * 11.5)
-    monkeypatch.setattr(bench, "_time", lambda config, name, *rest: timed.append(config) or {"name": name})
+    products: list[list[Products]] = []
+
+    def time(config: ExperimentConfig, name: str, of_update: list[Products], *rest: Any) -> dict[str, Any]:
+        timed.append(config)
+        products.append(of_update)
+        return {"name": name}
+
+    monkeypatch.setattr(bench, "_time", time)
     assert cli.main(["bench", "sac", "--seeds", "1"]) == 0
     assert cli.main(["bench", "td3", "--seeds", "1"]) == 0
-    rooflines = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1::2]]
-    assert rooflines == ["11.50", "16.00"]  # products per second over those of one update
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1::2]] == ["sac", "td3"]
+    assert products == [[Products(256, 256, 256, 16)], [Products(256, 256, 256, 11.5)]]
     sac, td3 = timed
     assert td3.replay == sac.replay
     assert td3.train.updates_per_iteration == td3.train.num_steps == sac.train.num_steps
@@ -332,8 +354,9 @@ def test_bench_td3_has_the_sizes_of_sac(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_bench_ppo_with_memories(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def measured(config: Any, name: str, labels: dict[str, str], seeds: int, *rest: Any) -> dict[str, Any]:
-        return {**labels, "trained": config.agent.memory, "seeds": seeds}
+    def measured(config: Any, name: str, products: list[Products], seeds: int, *rest: Any) -> dict[str, Any]:
+        assert bool(products) == (config.agent.memory == "none")
+        return {"trained": config.agent.memory, "seeds": seeds}
 
     monkeypatch.setattr(bench, "_time", measured)
     assert cli.main(["bench", "ppo", "--seeds", "1", "--memory", "none", "linear"]) == 0
