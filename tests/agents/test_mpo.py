@@ -227,7 +227,7 @@ def test_the_temperature_comes_to_where_the_improvement_is_epsilon() -> None:
     np.testing.assert_allclose(divergences[-10:], 0.05, atol=2e-3)
 
 
-@pytest.mark.parametrize("distribution", ["none", "categorical", "quantile"])
+@pytest.mark.parametrize("distribution", ["none", *thorough("categorical", "quantile")])
 @SPACES
 def test_targets_of_the_critics_by_hand(space: Space, distribution: str) -> None:
     _, parts, state = make(space, distribution=distribution, discount=0.5, num_atoms=5, num_quantiles=3)

@@ -12,6 +12,7 @@ import jax
 import pytest
 from tests.contract.jobs import BEACON, differences, make_config
 from tests.contract.jobs import CONFIGS as JOBS
+from tests.marks import thorough
 
 from rollax import InputError, experiments
 from rollax.experiments import config as configs
@@ -77,7 +78,7 @@ def spread(name: str, over: str, at_once: int = 0, **changes: Any) -> experiment
     return dataclasses.replace(config, train=train, **changes)
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("ppo", 1), ("dqn", 2)])
+@pytest.mark.parametrize(("name", "seeds"), [("dqn", 2), *thorough(("ppo", 1))])
 def test_a_run_over_environments_is_the_run_over_seeds(name: str, seeds: int, tmp_path: Path) -> None:
     runs = [experiments.run(spread(name, over, 1), seeds, out=tmp_path / over) for over in ("seeds", "environments")]
     assert [run.summary["devices"] for run in runs] == [seeds, 2]

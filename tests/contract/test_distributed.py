@@ -13,8 +13,6 @@ from tests.contract.jobs import CONFIGS, differences
 from rollax import InputError, experiments
 from rollax.experiments import checkpoint, logs, processes, run_folder, saving
 
-pytestmark = pytest.mark.quick
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,6 +51,7 @@ def test_two_processes_train_stop_and_go_on_as_one_would(tmp_path: Path) -> None
     assert run_folder.open(two).read_summary()["devices"] == 2
 
 
+@pytest.mark.thorough
 def test_two_processes_share_the_environments_of_one_seed(tmp_path: Path) -> None:
     two, one = tmp_path / "two", tmp_path / "one"
     in_two_processes(two, "environments")

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import pytest
 from tests.contract.jobs import get_job
+from tests.marks import thorough
 
 from rollax import experiments
 
@@ -22,7 +23,7 @@ def nbytes(tree: Any) -> int:
 # The learner that is not ready yet is a branch of the same program, so that this holds for it too.
 @pytest.mark.parametrize("storage", ["array", "ref"])
 @pytest.mark.parametrize(
-    "name", ["transition", "prioritised", "sequence", pytest.param("r2d2", marks=pytest.mark.suite)]
+    "name", ["prioritised", *thorough("transition", "sequence"), pytest.param("r2d2", marks=pytest.mark.suite)]
 )
 def test_a_chunk_of_many_seeds_holds_their_buffers_once(name: str, storage: Any) -> None:
     config = get_job(name).config

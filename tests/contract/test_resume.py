@@ -43,5 +43,6 @@ def test_ten_iterations_are_five_and_five_in_a_new_process(names: tuple[str, ...
         assert not differences(resumed, state), name
 
 
-def test_a_run_that_is_killed_five_times_is_the_same_run(tmp_path: Path) -> None:
-    assert kills.run(tmp_path, kills=5, total_env_steps=20_480) == []
+@pytest.mark.parametrize("times", [2, *thorough(5)])
+def test_a_run_that_is_killed_is_the_same_run(times: int, tmp_path: Path) -> None:
+    assert kills.run(tmp_path, kills=times, total_env_steps=20_480) == []

@@ -83,7 +83,7 @@ def test_observation_noise() -> None:
     assert len(np.unique(noise)) > 0.99 * noise.size  # drawn anew each time, and for each environment
     ended = np.asarray(seen.terminated)
     assert ended.any()
-    np.testing.assert_array_equal(seen.observation[~ended], seen.final_observation[~ended])
+    np.testing.assert_allclose(seen.observation[~ended], seen.final_observation[~ended], rtol=1e-5, atol=1e-6)
     assert env.observation_space().high[0] == np.inf
     assert episodes(transforms.ObservationNoise(Probe(), 0.0))[1].observation[..., 1].std() == 0
 

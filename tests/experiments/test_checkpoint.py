@@ -19,6 +19,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from tests.marks import thorough
 from tests.runs import interrupt_at
 
 from rollax import InputError, experiments, replay
@@ -227,7 +228,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in ("config.toml", "metrics.csv", "evaluations.csv")}
 
 
-@pytest.mark.parametrize("after", [1, 7, 18])
+@pytest.mark.parametrize("after", [7, *thorough(1, 18)])
 def test_an_interrupted_run_goes_on_to_the_bits_of_an_uninterrupted_one(
     after: int, whole: experiments.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

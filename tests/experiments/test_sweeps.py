@@ -15,6 +15,7 @@ import jax.monitoring
 import numpy as np
 import pytest
 from tests.contract.jobs import BEACON, ROLLOUT_AGENT
+from tests.marks import thorough
 from tests.runs import interrupt_at
 
 from rollax import InputError, experiments
@@ -181,7 +182,7 @@ def test_numbers_are_one_program_and_structure_is_another(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("after", [1, 8, 10])
+@pytest.mark.parametrize("after", [8, *thorough(1, 10)])
 def test_an_interrupted_sweep_goes_on_to_the_bits_of_an_uninterrupted_one(
     after: int, whole: experiments.SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
