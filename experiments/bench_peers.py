@@ -195,8 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.path.insert(0, str(folder))
     try:
         train = peer.make()
-    except ImportError as error:
-        parser.error(f"{given.peer} cannot be imported ({error}): install what it needs, as docs/benchmarks.md says.")
+    except (ImportError, AttributeError) as error:
+        parser.error(f"{given.peer} cannot be used ({error}): install what docs/benchmarks.md says, at its commits.")
     print(json.dumps(measure(train, peer.env_steps, given.seeds)))
 
 

@@ -17,16 +17,17 @@ def check(settings: CompilerConfig) -> None:
     """Checks that XLA takes the options, one after another.
 
     Raises:
-        InputError: It does not know one of them, or one cannot have its value.
+        InputError: It does not know one of them, or one cannot have its value. (A few values XLA takes and does not
+            heed, or ends the process by.)
     """
     for name, value in settings.options.items():
         try:
             _compile(jax.jit(lambda: 0), (), {name: value})
-        except (jax.errors.JaxRuntimeError, TypeError) as error:
+        except jax.errors.JaxRuntimeError as error:
             reason = str(error).removeprefix("INVALID_ARGUMENT: ").rstrip(".")
             raise InputError(
-                f"compiler.{name} = {show(value)} is no option of XLA ({reason}): write it as XLA_FLAGS does, without "
-                "its dashes, as in xla_gpu_autotune_level = 0."
+                f"compiler.{name} = {show(value)} is refused by XLA ({reason}): give an option of XLA_FLAGS, without "
+                "its dashes, and a value of its kind, as in xla_gpu_autotune_level = 0."
             ) from error
 
 

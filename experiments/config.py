@@ -214,6 +214,7 @@ def check(config: ExperimentConfig) -> ExperimentConfig:
     if config.evaluation.env is not None:
         _check_env(config.evaluation.env, "evaluation.env")
     _check_ranges(config)
+    _check_compiler(config.compiler)
     if config.replay is not None:
         _check_replay(config.replay, config.train)
     if config.sweep is not None:
@@ -315,6 +316,19 @@ def _check_env(env: EnvConfig, where: str) -> None:
                 raise InputError(f"{field} = {show(value)} says nothing: give a value, or leave the key out.")
             if isinstance(leaf, int | str):  # within what a TOML file can hold
                 convert(leaf, type(leaf), field)
+
+
+def _check_compiler(settings: CompilerConfig) -> None:
+    """Checks what can be known without XLA, which `compiler.check` asks."""
+    for name, value in settings.options.items():
+        if not name.startswith("xla_"):
+            known = [field.name for field in dataclasses.fields(settings) if field.metadata != REST]
+            raise InputError(
+                f"{dotted('compiler', name)} = {show(value)} is no key of [compiler]: give an option of XLA, which "
+                f"begins with xla_, or another key: {nearest(name, known)}"
+            )
+        if not isinstance(value, bool | int | float | str):
+            raise InputError(f"compiler.{name} = {show(value)} must be true or false, a number or a string.")
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -22,7 +22,17 @@ import jax
 import numpy as np
 
 from rollax.errors import InputError
-from rollax.experiments import checkpoint, files, members, processes, reporting, run_folder, runner, sweep_results
+from rollax.experiments import (
+    checkpoint,
+    compiler,
+    files,
+    members,
+    processes,
+    reporting,
+    run_folder,
+    runner,
+    sweep_results,
+)
 from rollax.experiments import config as configs
 from rollax.experiments.config import ExperimentConfig
 from rollax.experiments.interrupts import stop_requested
@@ -120,6 +130,8 @@ def sweep(
         config = dataclasses.replace(config, sweep=dataclasses.replace(config.sweep, seeds=seeds))
     config = configs.check(config)
     groups = _groups(config)
+    for group in groups:
+        compiler.check(group.trainer.config.compiler)
     run_folder.check(out, overwrite)
     groups = _limited(config, groups, progress)
     folder = run_folder.create(out, overwrite)

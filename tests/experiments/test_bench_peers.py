@@ -70,7 +70,7 @@ def test_the_peak_is_of_this_process_alone() -> None:
         (["purejaxrl-ppo", ".", "0"], "seeds = 0 must be at least 1."),
         (["purejaxrl-ppo", ".", "many"], "invalid int value: 'many'"),
         (["cleanrl-ppo", ".", "1"], "invalid choice: 'cleanrl-ppo'"),
-        (["rejax-td3", ".", "1"], "rejax-td3 cannot be imported (No module named 'rejax'): install"),
+        (["rejax-td3", ".", "1"], "rejax-td3 cannot be used (No module named 'rejax'): install"),
     ],
 )
 def test_bad_input_gets_a_sentence(
