@@ -109,7 +109,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CompilerConfig:
-    """`[compiler]`: how XLA compiles training and evaluation. Nothing is set that is not written here."""
+    """`[compiler]`: how XLA compiles a run's training and evaluations. Nothing is set that is not written here."""
 
     # In what numbers float32 matrices are multiplied. "default" leaves it to the device: a CPU keeps float32, a recent
     # GPU rounds to TF32 (10 bits after the point), a TPU to bfloat16 (7 bits). "highest" is float32 on each.

@@ -22,7 +22,7 @@ from rollax.envs.base import EpisodeMetrics, PyTree, TimeStep, select, strongly_
 from rollax.envs.host import HostVector, waiting
 from rollax.errors import InputError
 from rollax.experiments import config as configs
-from rollax.experiments.config import EnvConfig, ExperimentConfig
+from rollax.experiments.config import CompilerConfig, EnvConfig, ExperimentConfig
 from rollax.experiments.evaluation import DEFAULT_STEP_CAP, Evaluation
 from rollax.experiments.learning import Failure, Metrics, hold_if_bad, learn, no_failure
 from rollax.experiments.trainer import make_agent, make_buffer, with_horizon
@@ -64,6 +64,8 @@ def make_host_train(config: ExperimentConfig, vector: HostVector) -> Callable[..
     """
     if config.train.spread == "environments":
         raise InputError("train.spread = 'environments' cannot spread environments that the host steps: give 'seeds'.")
+    if config.compiler != CompilerConfig():
+        raise InputError("[compiler] has no use where the host steps the environments: leave it out.")
     spaces = _spaces_of(vector)
     train = dataclasses.replace(config.train, num_envs=vector.num_envs)
     config = configs.check(dataclasses.replace(config, env=EnvConfig(vector), train=train))

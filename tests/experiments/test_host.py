@@ -268,3 +268,12 @@ def test_what_cannot_work_is_a_sentence() -> None:
     stored = experiments.ReplayConfig(capacity=64, batch_size=2)
     with pytest.raises(InputError, match=r"replay\.capacity = 64 is not a multiple of train\.num_envs = 3"):
         experiments.make_host_train(config_of(make_storing_spy, 2, 6, replay=stored), vector)
+    for refused, changes in {
+        r"train\.spread = 'environments' cannot": {"train": {"spread": "environments"}},
+        r"\[compiler\] has no use": {"compiler": {"matmul_precision": "highest"}},
+    }.items():
+        config = config_of(make_spy, 2, 6)
+        ((table, values),) = changes.items()
+        config = dataclasses.replace(config, **{table: dataclasses.replace(getattr(config, table), **values)})
+        with pytest.raises(InputError, match=refused):
+            experiments.make_host_train(config, vector)
